@@ -1,0 +1,1 @@
+"""HYPIC: position-independent caching for hybrid-attention language models."""

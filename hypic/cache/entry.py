@@ -1,0 +1,70 @@
+"""What is cached: a segment at any position, and what is remembered after a prefix. Both never change once made."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from hypic.segment import TokenIds
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentEntry:
+    """A segment prefilled alone, from a zero state at position 0, whoever asked for it.
+
+    token_ids: int32 `[n]`, all of it. seam_tokens: w; everything else covers the remainder, tokens w to n-1.
+    transitions: `[L, H]`, `[L, H, K]` or `[L, H, K, K]`, and states `[L, H, K, V]`: the pair (T, S). conv_tails:
+    `[L, c-1, C]`, its last inputs. keys (not rotated) and values: `[F, n-w, HK, D]`.
+    """
+
+    key: bytes
+    token_ids: TokenIds
+    seam_tokens: int
+    transitions: Tensor
+    states: Tensor
+    conv_tails: Tensor
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The arrays of the entry by name."""
+        names = ("transitions", "states", "conv_tails", "keys", "values")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def nbytes(self) -> int:
+        """True bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors.values()) + self.token_ids.nbytes
+
+    @property
+    def remainder_tokens(self) -> int:
+        return len(self.token_ids) - self.seam_tokens
+
+    def matches(self, token_ids: TokenIds) -> bool:
+        """Whether this is an entry of those very tokens: keys are compared by hash, tokens by value."""
+        return np.array_equal(self.token_ids, token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixEntry:
+    """What is remembered at the end of a prefix, as a link in a chain that begins at position 0.
+
+    parent: key of the entry that ends where this span begins, b"" at position 0. token_ids: int32 `[s]` of the span.
+    keys (rotated, since a prefix never moves) and values: `[F, s, HK, D]`. states `[L, H, K, V]` and conv_tails
+    `[L, c-1, C]`: after its last token.
+    """
+
+    key: bytes
+    parent: bytes
+    token_ids: TokenIds
+    keys: Tensor
+    values: Tensor
+    states: Tensor
+    conv_tails: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """True bytes held."""
+        tensors = (self.keys, self.values, self.states, self.conv_tails)
+        return sum(tensor.nbytes for tensor in tensors) + self.token_ids.nbytes

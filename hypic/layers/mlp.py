@@ -1,0 +1,78 @@
+"""Feed-forward layers: the gated MLP, and a mixture of such experts beside a shared one."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)), `[T, D]` to `[T, D]`."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)).mul_(self.up_proj(x)))  # type: ignore[no-any-return]
+
+
+class TopKRouter(nn.Module):
+    """Softmax over experts, then the k largest. Returns weights `[T, k]` in the dtype of x, and ids `[T, k]`."""
+
+    def __init__(self, hidden_size: int, experts: int, top_k: int, renormalise: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, hidden_size))
+        self.top_k, self.renormalise = top_k, renormalise
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = F.linear(x, self.weight).softmax(-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), chosen
+
+
+class Experts(nn.Module):
+    """Expert weights stacked as in Hugging Face checkpoints: gate_up `[E, 2I, D]`, down `[E, D, I]`."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * intermediate_size, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(experts, hidden_size, intermediate_size))
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """x `[T, D]`, weights and chosen `[T, k]`. Tokens are sorted by expert, so each expert runs once."""
+        order = chosen.flatten().argsort(stable=True)
+        rows = order // chosen.shape[1]
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.gate_up_proj)).tolist()
+        output = torch.zeros_like(x)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = order[start : start + count]
+                gate, up = F.linear(x[rows[start : start + count]], self.gate_up_proj[expert]).chunk(2, dim=-1)
+                result = F.linear(F.silu(gate) * up, self.down_proj[expert])
+                output.index_add_(
+                    0, rows[start : start + count], result * weights.flatten()[mine].unsqueeze(-1)
+                )
+                start += count
+        return output
+
+
+class SharedExpertMoE(nn.Module):
+    """A mixture of experts plus one shared expert behind a sigmoid gate (Qwen3-Next, Qwen3.5-MoE)."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, shared_size: int, experts: int, top_k: int, renormalise: bool
+    ) -> None:
+        super().__init__()
+        self.gate = TopKRouter(hidden_size, experts, top_k, renormalise)
+        self.experts = Experts(hidden_size, intermediate_size, experts)
+        self.shared_expert = GatedMLP(hidden_size, shared_size)
+        self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = torch.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        weights, chosen = self.gate(x)
+        return self.experts(x, weights, chosen) + shared  # type: ignore[no-any-return]

@@ -1,0 +1,36 @@
+"""Positions for full-attention layers: cos and sin of the rotated dimensions, in float32."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+class RotaryPositions:
+    """Turns positions `[T]` into cos, sin `[T, R/2]` for a Hugging Face text config.
+
+    Plain, partial and scaled rotary embeddings (transformers owns the frequency formulas). For text, the
+    multi-axis positions of Qwen3.5 are equal on all axes, which is the plain embedding.
+    """
+
+    def __init__(self, config: Any) -> None:
+        parameters = config.rope_parameters
+        kind = parameters.get("rope_type", "default")
+        if kind == "default":
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+            exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+            self.frequencies, self.scale = 1.0 / parameters["rope_theta"] ** exponent, 1.0
+        elif kind in ROPE_INIT_FUNCTIONS and kind not in ("dynamic", "longrope"):
+            self.frequencies, self.scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
+        else:
+            raise ValueError(
+                f"rope type {kind!r} rotates a key differently in texts of different lengths, so cached keys "
+                "cannot be moved; supported: default, linear, yarn, llama3, proportional"
+            )
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin float32 `[T, R/2]` of int64 positions `[T]`."""
+        angles = positions.float()[:, None] * self.frequencies.to(positions.device)[None, :]
+        return angles.cos() * self.scale, angles.sin() * self.scale

@@ -1,0 +1,37 @@
+"""What the engine asks of a model, and what a file in this package provides.
+
+A model file defines `MODEL_TYPES`, the `model_type` names of Hugging Face configs that it serves, and
+`build(config)`, which returns the model without weights (on the meta device when called under it).
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hypic.batch import Batch
+from hypic.linear.family import LinearFamily
+from hypic.sequence import CacheSpec
+
+
+class HybridModel(Protocol):
+    """A hybrid-attention language model whose forward pass reads and writes memory through a `Batch`."""
+
+    config: Any
+    family: LinearFamily
+    layer_kinds: tuple[str, ...]
+    """"linear" or "full" for each layer, in order."""
+
+    def cache_spec(self) -> CacheSpec:
+        """Shapes of what the model remembers."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Normalised hidden states `[T, D]` of the batch's tokens."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 `[T, vocabulary]` of hidden states `[T, D]`."""
+
+    def rotate_keys(self, keys: Tensor, positions: Tensor, out: Tensor) -> None:
+        """Rotate unrotated cached keys `[F, T, HK, K]` to positions `[T]`, into `out` of the same shape."""
+
+    def checkpoint_name(self, name: str) -> str | None:
+        """Our name of a tensor in a checkpoint, or None for one that text generation does not use."""

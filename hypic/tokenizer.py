@@ -1,0 +1,106 @@
+"""Text to tokens and back. What users write is plain text: only the chat template may produce special tokens."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from hypic.errors import CheckpointError
+from hypic.segment import TokenIds
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A piece of a section: `template` text may hold special tokens, the rest is a user's and never does."""
+
+    text: str
+    template: bool = False
+
+
+class PromptTokenizer:
+    """A Hugging Face fast tokenizer, with a twin that knows no special tokens for what users write."""
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+        self.hf = tokenizer
+        self.eos_ids = eos_ids
+        self._special: Tokenizer = tokenizer.backend_tokenizer
+        record = json.loads(self._special.to_str())
+        self._added = {token["content"]: token["id"] for token in record.get("added_tokens") or []}
+        record["added_tokens"], record["post_processor"] = [], None
+        self._plain = Tokenizer.from_str(json.dumps(record))
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        digest = hashlib.blake2b(self._special.to_str().encode(), digest_size=32)
+        digest.update(template.encode())
+        self.fingerprint = digest.hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> "PromptTokenizer":
+        """The tokenizer of a checkpoint directory. Raises CheckpointError where there is no fast one."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no tokenizer that can be read: {error}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise CheckpointError(f"{path} has no tokenizer.json; convert its tokenizer to a fast one first")
+        return cls(tokenizer, _eos_ids(path, tokenizer))
+
+    def encode(self, parts: list[TextPart]) -> TokenIds:
+        """Token ids of one section. Parts are encoded together where nothing a user wrote looks special."""
+        user_text = "\n".join(part.text for part in parts if not part.template)
+        if any(part.template for part in parts) and not any(token in user_text for token in self._added):
+            ids = self._special.encode("".join(part.text for part in parts), add_special_tokens=False).ids
+        else:
+            ids = [token for part in parts for token in self._encode_part(part)]
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of tokens, special ones left out."""
+        return self._special.decode(token_ids, skip_special_tokens=True)
+
+    def stream(self) -> "Detokenizer":
+        """A decoder for one growing text."""
+        return Detokenizer(self._special)
+
+    @property
+    def bos_ids(self) -> list[int]:
+        """What the tokenizer puts in front of a raw prompt, once: a BOS token or nothing."""
+        ids: list[int] = self.hf("", add_special_tokens=True)["input_ids"]
+        return [token for token in ids if token not in self.eos_ids]
+
+    def _encode_part(self, part: TextPart) -> list[int]:
+        if part.template:
+            return self._special.encode(part.text, add_special_tokens=False).ids
+        ids: list[int] = self._plain.encode(part.text, add_special_tokens=False).ids
+        if set(ids) & set(self._added.values()):  # a vocabulary that spells a special token by merging
+            ids = [token for char in part.text for token in self._plain.encode(char, add_special_tokens=False).ids]
+        return ids
+
+
+class Detokenizer:
+    """Tokens in, text out as soon as it is final (a character may take several tokens)."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes, "" while a character is unfinished."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a text: the tokenizer's, and those of the generation or model config."""
+    found = {tokenizer.eos_token_id} - {None}
+    for name in ("generation_config.json", "config.json"):
+        if (path / name).is_file():
+            record = json.loads((path / name).read_text())
+            ids = record.get("eos_token_id", record.get("text_config", {}).get("eos_token_id"))
+            found |= set(ids) if isinstance(ids, list) else {ids} - {None}
+    return frozenset(found)

@@ -1,0 +1,73 @@
+"""Causal attention whose queries may stand at any positions of a text: seams, suffixes, or all of it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Span = tuple[int, int]
+"""Consecutive queries: the position of the first, and how many."""
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, spans: tuple[Span, ...], scale: float) -> Tensor:
+    """Attend from T queries to the keys at or before their positions.
+
+    q: `[T, H, K]`, rotated. k: `[S, HK, K]`, v: `[S, HK, V]`, HK dividing H; key j stands at position j.
+    spans: where the queries stand, in packed order; counts sum to T. scale: on the scores. Returns `[T, H, V]`
+    in the dtype of q. Raises ValueError where rows and spans disagree or a query stands past the last key.
+    """
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{k.shape[1]} key heads do not divide {q.shape[1]} query heads")
+    if sum(count for _, count in spans) != q.shape[0] or any(at + n > k.shape[0] for at, n in spans):
+        raise ValueError(f"spans {spans} do not fit {q.shape[0]} queries over {k.shape[0]} keys")
+    output = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+    row = 0
+    for position, count in spans:
+        if count:
+            rows = slice(row, row + count)
+            output[rows] = _span(q[rows], k[: position + count], v[: position + count], scale)
+            row += count
+    return output
+
+
+def _span(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The last T of S positions attend: every earlier key without a mask, their own keys causally."""
+    before = k.shape[0] - q.shape[0]
+    if q.shape[0] == 1:
+        return _earlier(q, k, v, scale)[0]
+    if before == 0:
+        return _own(q, k, v, scale)[0]
+    own, own_weight = _own(q, k[before:], v[before:], scale)
+    earlier, earlier_weight = _earlier(q, k[:before], v[:before], scale)
+    share = torch.sigmoid(earlier_weight - own_weight).unsqueeze(-1)  # softmax over the two parts
+    return torch.lerp(own.float(), earlier.float(), share).to(q.dtype)
+
+
+def _own(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Causal square attention. Returns `[T, H, V]` and the log-sum-exp of the scores, float32 `[T, H]`."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return _flash(q, k, v, causal=True, scale=scale)
+
+
+def _earlier(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention without a mask; the heads of a group stack up as rows, so each key is read once."""
+    tokens, heads, dim = q.shape
+    groups = heads // k.shape[1]
+    stacked = q.view(tokens, k.shape[1], groups, dim).transpose(1, 2).reshape(tokens * groups, k.shape[1], dim)
+    output, weight = _flash(stacked, k, v, causal=False, scale=scale)
+    output = output.view(tokens, groups, k.shape[1], -1).transpose(1, 2).reshape(tokens, heads, -1)
+    return output, weight.view(tokens, groups, k.shape[1]).transpose(1, 2).reshape(tokens, heads)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T, D]
+        output, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, scale=scale
+        )
+        return output[0].transpose(0, 1), weight[0].T
+    scores = torch.einsum("thd,shd->hts", q.float(), k.float()) * scale
+    if causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
+    output = torch.einsum("hts,shd->thd", scores.softmax(-1), v.float()).to(q.dtype)
+    return output, scores.logsumexp(-1).T

@@ -1,0 +1,124 @@
+"""From packed tokens to chunks: gathering, and the decays between the tokens of one chunk.
+
+Decays are never divided: exp(G_i)·exp(-G_j) overflows for strong gates. Every exponent here is the sum of the
+log decays strictly between two tokens, so it is <= 0 and exact from log decay 0 to -50 a token and beyond.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypic.kernels.runs import Runs
+
+_LEAF_TOKENS = 4
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, initial_states: Tensor) -> None:
+    """Raise ValueError unless q, k are `[T, H, K]`, v `[T, HV, V]` with H dividing HV, T the tokens of `runs`,
+    and initial_states `[N, HV, K, V]`."""
+    tokens, heads = v.shape[:2]
+    if tokens != runs.num_tokens:
+        raise ValueError(f"runs hold {runs.num_tokens} tokens, but v has {tokens}")
+    if q.shape != k.shape or q.shape[0] != tokens or heads % q.shape[1]:
+        raise ValueError(
+            f"q and k must be [{tokens}, H, K] with H dividing {heads}; found {tuple(q.shape)}, {tuple(k.shape)}"
+        )
+    expected = (runs.num_sequences, heads, q.shape[2], v.shape[2])
+    if initial_states.shape != expected:
+        raise ValueError(f"initial_states must be {expected}; found {tuple(initial_states.shape)}")
+
+
+def to_chunks(x: Tensor, runs: Runs) -> Tensor:
+    """Packed `[T, H, D]` as chunks `[M, H, C, D]` in schedule order, padding zero. A view: C and H are swapped
+    in memory, so that the caller's next operation can lay the result out as it needs."""
+    gather = runs.schedule.gather.to(x.device)  # [M, C]
+    chunks = x.index_select(0, gather.flatten().clamp(max=x.shape[0] - 1)) if len(x) else x
+    if gather.numel() != runs.num_tokens:
+        chunks[gather.flatten() == runs.num_tokens] = 0
+    return chunks.view(*gather.shape, *x.shape[1:]).transpose(1, 2)
+
+
+def by_group(x: Tensor, groups: int) -> Tensor:
+    """`[M, H, ...]` seen as `[M, H, groups, ...]` (broadcast) where `groups` value heads share a key head."""
+    return x.unsqueeze(2).expand(-1, -1, groups, *x.shape[2:])
+
+
+def scalar_decays(log_decay: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Decays within chunks, from float64 log decays `[M, H, C]` per token.
+
+    Returns those from the chunk's start and to its end, `[M, H, C, 1]`; those between tokens, `[M, H, C, C]`,
+    whose strict upper triangle is meaningless; and the float64 log decay of the whole chunk, `[M, H]`.
+    """
+    total = log_decay.cumsum(-1)
+    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).to(dtype).clamp_(max=0).exp_()
+    to_end = (total[..., -1:] - total).to(dtype).exp_()
+    return total.to(dtype).exp().unsqueeze(-1), to_end.unsqueeze(-1), between, total[..., -1]
+
+
+@dataclass(frozen=True)
+class ChannelDecays:
+    """Decays within chunks when every key channel has its own.
+
+    from_start, to_end: `[M, H, C, K]`. products: one `[M, H, C, C]` for each of the rows asked for, P_ij =
+    Σ_c row_ic · key_jc · exp(Σ_{j<t<=i} g_tc) for j <= i, and 0 above. log_decay: float64 `[M, H, K]`.
+    """
+
+    from_start: Tensor
+    to_end: Tensor
+    products: list[Tensor]
+    log_decay: Tensor
+
+
+def channel_decays(rows: Sequence[Tensor], key: Tensor, log_decay: Tensor) -> ChannelDecays:
+    """Decays and decayed products; rows, key, log_decay: `[M, H, C, K]`, C four times a power of two.
+
+    Blocks of 4, 8, 16, ... tokens are joined in twos: the later one's rows decay since the middle, the earlier
+    one's keys until the middle, and both exponents are plain sums of log decays.
+    """
+    tokens = key.shape[2]
+    products = [key.new_zeros(*key.shape[:3], tokens) for _ in rows]
+    since, until = _leaf_products(rows, key, log_decay, products)
+    size = _LEAF_TOKENS
+    while size < tokens:
+        halves = [x.unflatten(2, (-1, 2, size)).unbind(3) for x in (key, since, until, *rows)]
+        (earlier_key, _), (since_0, since_1), (until_0, until_1) = halves[:3]  # [M, H, B, size, K]
+        decayed_key = (earlier_key * until_0.exp()).mT
+        decay = since_1.exp()
+        for product, (_, later_row) in zip(products, halves[3:], strict=True):
+            corner = _blocks(product, 2 * size)[..., size:, :size]  # [M, H, B, size, size]
+            corner.copy_((later_row * decay) @ decayed_key)
+        since = torch.stack([since_0, since_1 + since_0[..., -1:, :]], dim=3).flatten(2, 4)
+        until = torch.stack([until_0 + since_1[..., -1:, :], until_1], dim=3).flatten(2, 4)
+        size *= 2
+    return ChannelDecays(since.exp_(), until.exp_(), products, log_decay.sum(-2, dtype=torch.float64))
+
+
+def _leaf_products(
+    rows: Sequence[Tensor], key: Tensor, log_decay: Tensor, products: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Fill the diagonal blocks of `products`; returns the log decays since the start of each token's block
+    (its own included) and until its end (its own excluded), `[M, H, C, K]`."""
+    size = _LEAF_TOKENS
+    key, log_decay, *rows = (x.unflatten(2, (-1, size)) for x in (key, log_decay, *rows))  # [M, H, B, size, K]
+    window = log_decay  # sum over the last `distance` tokens
+    for distance in range(size):
+        decayed = key
+        if distance:
+            before = log_decay[..., 1 : size - distance + 1, :]
+            window = log_decay[..., 1:, :] if distance == 1 else window[..., 1:, :] + before
+            decayed = key[..., : size - distance, :] * window.exp()
+        for product, row in zip(products, rows, strict=True):
+            band = _blocks(product, size).diagonal(-distance, dim1=3, dim2=4)  # [M, H, B, size - distance]
+            band.copy_((row[..., distance:, :] * decayed).sum(-1))
+    since = log_decay.cumsum(-2)
+    until = torch.zeros_like(log_decay)
+    until[..., :-1, :] = log_decay[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
+    return since.flatten(2, 3), until.flatten(2, 3)
+
+
+def _blocks(matrix: Tensor, size: int) -> Tensor:
+    """The diagonal blocks `[M, H, C/size, size, size]` of `[M, H, C, C]`, as a view."""
+    split = matrix.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # [M, H, B, size, B, size]
+    return split.diagonal(dim1=2, dim2=4).movedim(-1, 2)

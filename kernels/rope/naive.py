@@ -1,0 +1,26 @@
+"""Rotary position embedding (arXiv 2104.09864), on the leading dimensions of a head where it is partial."""
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rotate vectors to their positions.
+
+    x: `[..., T, H, D]`. cos, sin: float32 `[T, R/2]` with R <= D the rotated dimensions, in the half-split
+    layout (dimension i pairs with i + R/2). out: where to write, same shape as x; allocated if None. The
+    rotation is computed in float32 and rounded once to the dtype of `out`.
+    """
+    half = cos.shape[-1]
+    if 2 * half > x.shape[-1] or cos.shape[0] != x.shape[-3]:
+        raise ValueError(
+            f"cos must be [T, R/2] with T = {x.shape[-3]} and R <= {x.shape[-1]}; found {tuple(cos.shape)}"
+        )
+    out = torch.empty_like(x) if out is None else out
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, R/2]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    out[..., :half] = first * cos - second * sin
+    out[..., half : 2 * half] = second * cos + first * sin
+    if 2 * half < x.shape[-1]:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    return out
