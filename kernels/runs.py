@@ -8,6 +8,7 @@ contiguous batch: sequences advance side by side, however many there are.
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ class Runs:
     sequence_offsets: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name, offsets in (("token_offsets", self.token_offsets), ("sequence_offsets", self.sequence_offsets)):
-            if not offsets or offsets[0] != 0 or any(a > b for a, b in zip(offsets, offsets[1:], strict=False)):
+        named = (("token_offsets", self.token_offsets), ("sequence_offsets", self.sequence_offsets))
+        for name, offsets in named:
+            if not offsets or offsets[0] != 0 or any(a > b for a, b in pairwise(offsets)):
                 raise ValueError(f"{name} must start at 0 and ascend, found {offsets}")
         if self.sequence_offsets[-1] != len(self.token_offsets) - 1:
             raise ValueError(
@@ -76,8 +78,9 @@ class Runs:
 
 
 def _chunk_tokens(runs: Runs) -> int:
-    """8, 16 or 32, whichever wastes least on padding: on a CPU a chunk costs about as much as two tokens more than
-    it holds (measured at K = V = 128), and chunks of 64 fall out of the cache. Seams are short, documents long."""
+    """8, 16 or 32, whichever wastes least on padding: on a CPU a chunk costs about as much as two tokens
+    more than it holds (measured at K = V = 128), and chunks of 64 fall out of the cache. Seams are short,
+    documents long."""
     lengths = [runs.length(run) for run in range(runs.num_runs)]
     cost = {size: sum(-(-length // size) * (size + 2) for length in lengths) for size in (8, 16, 32)}
     return min(cost, key=lambda size: (cost[size], -size))
@@ -85,7 +88,8 @@ def _chunk_tokens(runs: Runs) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Chunks of a `Runs`, ordered level by level: level i holds the i-th chunk of every sequence that has one.
+    """Chunks of a `Runs`, ordered level by level: level i holds the i-th chunk of every sequence that has
+    one.
 
     order: sequence indices by descending number of chunks; row j of the state batch is sequence order[j].
     level_offsets: chunk range of each level; its chunks belong to state rows 0, 1, 2, ...

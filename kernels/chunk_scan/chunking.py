@@ -16,14 +16,15 @@ _LEAF_TOKENS = 4
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, initial_states: Tensor) -> None:
-    """Raise ValueError unless q, k are `[T, H, K]`, v `[T, HV, V]` with H dividing HV, T the tokens of `runs`,
-    and initial_states `[N, HV, K, V]`."""
+    """Raise ValueError unless q, k are `[T, H, K]`, v `[T, HV, V]` with H dividing HV, T the tokens of
+    `runs`, and initial_states `[N, HV, K, V]`."""
     tokens, heads = v.shape[:2]
     if tokens != runs.num_tokens:
         raise ValueError(f"runs hold {runs.num_tokens} tokens, but v has {tokens}")
     if q.shape != k.shape or q.shape[0] != tokens or heads % q.shape[1]:
         raise ValueError(
-            f"q and k must be [{tokens}, H, K] with H dividing {heads}; found {tuple(q.shape)}, {tuple(k.shape)}"
+            f"q and k must be [{tokens}, H, K] with H dividing {heads}; "
+            f"found {tuple(q.shape)}, {tuple(k.shape)}"
         )
     expected = (runs.num_sequences, heads, q.shape[2], v.shape[2])
     if initial_states.shape != expected:
@@ -31,8 +32,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, initial_states: Te
 
 
 def to_chunks(x: Tensor, runs: Runs) -> Tensor:
-    """Packed `[T, H, D]` as chunks `[M, H, C, D]` in schedule order, padding zero. A view: C and H are swapped
-    in memory, so that the caller's next operation can lay the result out as it needs."""
+    """Packed `[T, H, D]` as chunks `[M, H, C, D]` in schedule order, padding zero. A view: C and H are
+    swapped in memory, so that the caller's next operation can lay the result out as it needs."""
     gather = runs.schedule.gather.to(x.device)  # [M, C]
     chunks = x.index_select(0, gather.flatten().clamp(max=x.shape[0] - 1)) if len(x) else x
     if gather.numel() != runs.num_tokens:
@@ -40,9 +41,15 @@ def to_chunks(x: Tensor, runs: Runs) -> Tensor:
     return chunks.view(*gather.shape, *x.shape[1:]).transpose(1, 2)
 
 
-def by_group(x: Tensor, groups: int) -> Tensor:
-    """`[M, H, ...]` seen as `[M, H, groups, ...]` (broadcast) where `groups` value heads share a key head."""
-    return x.unsqueeze(2).expand(-1, -1, groups, *x.shape[2:])
+def group_product(shared: Tensor, own: Tensor) -> Tensor:
+    """`[M, H, ...]` times `[M, HV, ...]`, key head h serving HV/H value heads in a row: `[M, HV, ...]`."""
+    groups = own.shape[1] // shared.shape[1]
+    return (shared.unsqueeze(2) * torch.unflatten(own, 1, (-1, groups))).flatten(1, 2)
+
+
+def to_value_heads(shared: Tensor, heads: int) -> Tensor:
+    """`[M, H, C, D]` as `[M, HV, C, D]`, contiguous, key head h serving HV/H value heads in a row."""
+    return shared.repeat_interleave(heads // shared.shape[1], dim=1)
 
 
 def scalar_decays(log_decay: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,15 +81,15 @@ class ChannelDecays:
 def channel_decays(rows: Sequence[Tensor], key: Tensor, log_decay: Tensor) -> ChannelDecays:
     """Decays and decayed products; rows, key, log_decay: `[M, H, C, K]`, C four times a power of two.
 
-    Blocks of 4, 8, 16, ... tokens are joined in twos: the later one's rows decay since the middle, the earlier
-    one's keys until the middle, and both exponents are plain sums of log decays.
+    Blocks of 4, 8, 16, ... tokens are joined in twos: the later one's rows decay since the middle, the
+    earlier one's keys until the middle, and both exponents are plain sums of log decays.
     """
     tokens = key.shape[2]
     products = [key.new_zeros(*key.shape[:3], tokens) for _ in rows]
     since, until = _leaf_products(rows, key, log_decay, products)
     size = _LEAF_TOKENS
     while size < tokens:
-        halves = [x.unflatten(2, (-1, 2, size)).unbind(3) for x in (key, since, until, *rows)]
+        halves = [torch.unflatten(x, 2, (-1, 2, size)).unbind(3) for x in (key, since, until, *rows)]
         (earlier_key, _), (since_0, since_1), (until_0, until_1) = halves[:3]  # [M, H, B, size, K]
         decayed_key = (earlier_key * until_0.exp()).mT
         decay = since_1.exp()
@@ -101,7 +108,9 @@ def _leaf_products(
     """Fill the diagonal blocks of `products`; returns the log decays since the start of each token's block
     (its own included) and until its end (its own excluded), `[M, H, C, K]`."""
     size = _LEAF_TOKENS
-    key, log_decay, *rows = (x.unflatten(2, (-1, size)) for x in (key, log_decay, *rows))  # [M, H, B, size, K]
+    key, log_decay, *rows = (
+        torch.unflatten(x, 2, (-1, size)) for x in (key, log_decay, *rows)
+    )  # [M, H, B, size, K]
     window = log_decay  # sum over the last `distance` tokens
     for distance in range(size):
         decayed = key
@@ -120,5 +129,6 @@ def _leaf_products(
 
 def _blocks(matrix: Tensor, size: int) -> Tensor:
     """The diagonal blocks `[M, H, C/size, size, size]` of `[M, H, C, C]`, as a view."""
-    split = matrix.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # [M, H, B, size, B, size]
+    blocks = matrix.shape[-1] // size
+    split = matrix.view(*matrix.shape[:2], blocks, size, blocks, size)
     return split.diagonal(dim1=2, dim2=4).movedim(-1, 2)

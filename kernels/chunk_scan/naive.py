@@ -13,6 +13,7 @@ of decays: never a matrix. The cached pairs of reused segments are applied where
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ class Chunks:
 
     query: `[M, H, C, K]`, decayed from the chunk's start. write: `[M, H, C, V]`, overwritten by the scan.
     erase: `[M, H, C, K]`, keys decayed from the chunk's start, or None for families that never erase. key:
-    `[M, H, C, K]`, decayed to the chunk's end. attention: `[M, H, C, C]`, lower triangular. log_decay: float64
-    `[M, H]` or `[M, H, K]`, over the whole chunk (summed over a run, and exponentiated once: products of
-    decays would lose digits over long segments).
+    `[M, H, C, K]`, decayed to the chunk's end. attention: `[M, H, C, C]`, lower triangular. log_decay:
+    float64 `[M, H]` or `[M, H, K]`, over the whole chunk (summed over a run, and exponentiated once:
+    products of decays would lose digits over long segments).
     """
 
     query: Tensor
@@ -70,9 +71,9 @@ def chunk_scan(
 ) -> ScanResult:
     """Carry the states of N sequences through their chunks.
 
-    chunks: see `Chunks`, from `runs.schedule`; consumed. initial_states: `[N, H, K, V]`. pairs: run -> pairs
-    applied, in order, before that run. want_entering, want_transition: runs whose entering state or transition
-    is wanted. Computes in the dtype of `initial_states` (float32, or float64 in tests).
+    chunks: see `Chunks`, from `runs.schedule`; consumed. initial_states: `[N, H, K, V]`. pairs: run ->
+    pairs applied, in order, before that run. want_entering, want_transition: runs whose entering state or
+    transition is wanted. Computes in the dtype of `initial_states` (float32, or float64 in tests).
     """
     loop = _Loop(chunks, runs.schedule, initial_states, pairs or {}, want_entering, want_transition)
     for level in range(len(runs.schedule.level_offsets) - 1):
@@ -112,13 +113,13 @@ class _Loop:
     def _split_levels(self) -> list[tuple[Tensor, ...]]:
         """Per level: query, write, key, decay, reads and erase, chunks and heads flattened to one axis."""
         offsets, heads = self.schedule.level_offsets, self.state.shape[1]
-        sizes = [(end - start) * heads for start, end in zip(offsets, offsets[1:], strict=False)]
+        sizes = [(end - start) * heads for start, end in pairwise(offsets)]
         c = self.chunks
         decay = c.log_decay.exp().to(self.state.dtype).view(*c.key.shape[:2], -1, 1)  # [M, H, 1 or K, 1]
         parts = [c.query, c.write, c.key.mT, decay, self.reads]
         if c.erase is not None:
             parts.append(c.erase)
-        split = [part.flatten(0, 1).split(sizes) for part in parts]
+        split = [part.flatten(0, 1).split_with_sizes(sizes) for part in parts]
         return list(zip(*split, strict=True)) if sizes else []
 
     def arrive(self, level: int) -> None:
@@ -170,7 +171,8 @@ class _Loop:
         for row in list(self.open):
             self._close(row)
         if self.chunks.erase is None:
-            self.transitions = {run: self._product_of_decays(runs, run) for run in sorted(self.want_transition)}
+            wanted = sorted(self.want_transition)
+            self.transitions = {run: self._product_of_decays(runs, run) for run in wanted}
         chunks = self.chunks
         output = self.reads.flatten(0, 1).baddbmm_(chunks.attention.flatten(0, 1), chunks.write.flatten(0, 1))
         output = output.view_as(self.reads).transpose(1, 2).flatten(0, 1)  # [M*C, H, V]

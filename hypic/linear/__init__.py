@@ -1,0 +1,1 @@
+"""The algebra of linear-attention states: families, transition forms, rotation of states."""
