@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import hypic
-
-BUNDLED_MODEL = Path(hypic.__file__).parent / "assets" / "recall"
+BUNDLED_MODEL = Path(__file__).parent / "assets" / "recall"
 
 
 

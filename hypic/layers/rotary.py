@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from hypic.errors import UnsupportedModelError
+
 
 class RotaryPositions:
     """Turns positions `[T]` into cos, sin `[T, R/2]` for a Hugging Face text config.
@@ -15,20 +17,25 @@ class RotaryPositions:
     """
 
     def __init__(self, config: Any) -> None:
+        with torch.device("cpu"):  # real numbers, also where the model is being built without weights
+            self.frequencies, self.scale = self._frequencies(config)
+
+    @staticmethod
+    def _frequencies(config: Any) -> tuple[Tensor, float]:
         parameters = config.rope_parameters
         kind = parameters.get("rope_type", "default")
         if kind == "default":
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
             rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
-            self.frequencies, self.scale = 1.0 / parameters["rope_theta"] ** exponent, 1.0
-        elif kind in ROPE_INIT_FUNCTIONS and kind not in ("dynamic", "longrope"):
-            self.frequencies, self.scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
-        else:
-            raise ValueError(
-                f"rope type {kind!r} rotates a key differently in texts of different lengths, so cached keys "
-                "cannot be moved; supported: default, linear, yarn, llama3, proportional"
-            )
+            return 1.0 / parameters["rope_theta"] ** exponent, 1.0
+        if kind in ROPE_INIT_FUNCTIONS and kind not in ("dynamic", "longrope"):
+            frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
+            return frequencies, float(scale)
+        raise UnsupportedModelError(
+            f"rope type {kind!r} rotates a key differently in texts of different lengths, so cached keys cannot be "
+            "moved; served: default, linear, yarn, llama3, proportional"
+        )
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin float32 `[T, R/2]` of int64 positions `[T]`."""

@@ -15,7 +15,7 @@ def check_rotation(family: LinearFamily) -> None:
     if not family.commutes_with_rotation:
         raise ValueError(
             f"family {family.name} has a {family.form} transition, which does not commute with the rotation "
-            "of its keys, so its segments cannot be reused at another position; expected a scalar transition, "
+            "of its keys, so segments cannot be reused at another position; expected a scalar transition, "
             "or keys without rotary embedding"
         )
 

@@ -1,0 +1,82 @@
+"""Prefilling cold segments alone: from a zero state, at positions from 0, in packed batches, whoever asks."""
+
+import torch
+from torch import Tensor
+
+from hypic.batch import PrefillBatch
+from hypic.cache.entry import SegmentEntry
+from hypic.engine.composer import BuildTask
+from hypic.kernels.compose.naive import apply_transition
+from hypic.models.contract import HybridModel
+from hypic.sequence import Active, Sequence, SequenceCache, Trace
+
+
+def build_segments(
+    model: HybridModel, tasks: list[BuildTask], anchors: dict[bytes, SequenceCache] | None = None
+) -> list[SegmentEntry]:
+    """Prefill segments together, block-diagonal: none sees another.
+
+    anchors: token bytes of an anchor -> the memory after it, for tasks that name one. Returns entries in the order
+    of the tasks. A segment's entry is the same, up to rounding, in whatever company it is built.
+    """
+    sequences = [_sequence(model, task, anchors or {}) for task in tasks]
+    batch = PrefillBatch(sequences)
+    model.forward(batch)
+    batch.finish()
+    return [_entry(task, sequence) for task, sequence in zip(tasks, sequences, strict=True)]
+
+
+def packed(tasks: list[BuildTask], max_tokens: int) -> list[list[BuildTask]]:
+    """Batches of consecutive tasks of at most `max_tokens` together; a longer task is a batch of its own."""
+    batches: list[list[BuildTask]] = []
+    room = 0
+    for task in tasks:
+        if len(task) > room or not batches:
+            batches.append([])
+            room = max_tokens
+        batches[-1].append(task)
+        room -= len(task)
+    return batches
+
+
+def _sequence(model: HybridModel, task: BuildTask, anchors: dict[bytes, SequenceCache]) -> Sequence:
+    anchor = None if task.anchor is None else anchors[task.anchor.tobytes()]
+    cache = SequenceCache.empty(model.cache_spec(), len(task) + (anchor.tokens if anchor else 0))
+    if anchor is not None:
+        cache.keys[:, : anchor.tokens] = anchor.keys[:, : anchor.tokens]
+        cache.values[:, : anchor.tokens] = anchor.values[:, : anchor.tokens]
+        cache.states.copy_(anchor.states)
+        cache.conv_tails.copy_(anchor.conv_tails)
+        cache.tokens = anchor.tokens
+    seam = task.seam_tokens
+    pieces = (Active(seam), Active(len(task) - seam)) if seam else (Active(len(task)),)
+    remainder = len(pieces) - 1
+    trace = Trace(want_kv=True, want_entering=(remainder,), want_transition=(remainder,))
+    tokens = torch.from_numpy(task.token_ids).long().to(cache.keys.device)
+    return Sequence(cache, pieces, tokens, trace)
+
+
+def _entry(task: BuildTask, sequence: Sequence) -> SegmentEntry:
+    """The pair of the remainder. Its zero-start state is what is left of the end state once what the seam brought
+    is taken out: S = S_end - T·S_seam, the composition law read backwards."""
+    trace, remainder = sequence.trace, len(sequence.pieces) - 1
+    transitions = torch.stack(trace.transitions[remainder])
+    entering = torch.stack(trace.states[remainder])
+    states = sequence.cache.states - apply_transition(transitions, entering)
+    return SegmentEntry(
+        key=task.key,
+        token_ids=task.token_ids,
+        seam_tokens=task.seam_tokens,
+        transitions=transitions,
+        states=states,
+        conv_tails=sequence.cache.conv_tails,
+        keys=_stacked(trace.keys, task.seam_tokens, sequence.cache.keys),
+        values=_stacked(trace.values, task.seam_tokens, sequence.cache.values),
+    )
+
+
+def _stacked(layers: list[Tensor], seam_tokens: int, like: Tensor) -> Tensor:
+    """Keys or values of the remainder `[F, n-w, HK, D]`; a model without full attention has F = 0."""
+    if not layers:
+        return like[:, :0].clone()
+    return torch.stack([layer[seam_tokens:] for layer in layers])

@@ -1,0 +1,251 @@
+"""From a request to the sequence that the model runs: what is reused, what is computed, and where each piece stands.
+
+Ownership: caches hand out leases on entries that never change; the composer copies keys and values into the
+request's private memory and reads the operators in the one combine pass, after which the leases go back. Nothing that
+runs shares memory with anything cached.
+
+Every reused segment is [seam: computed][remainder: reused]. A segment at position 0 is treated alike: its seam runs
+from the zero state that it was built from, so the result is the exact prefix, and is published as such.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hypic.arms import Arm
+from hypic.cache.entry import PrefixEntry, SegmentEntry
+from hypic.cache.prefix_cache import EXACT, NO_MATCH, PrefixCache, PrefixMatch, joined
+from hypic.cache.store import Lease, Store
+from hypic.models.contract import HybridModel
+from hypic.plan import Plan, PlanRow, Reason, Source
+from hypic.request import GenerationRequest
+from hypic.segment import Namespace, Segment, TokenIds, prefix_keys, segment_key, tokens_digest
+from hypic.sequence import Active, Piece, Reused, Sequence, SequenceCache, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class BuildTask:
+    """A cold segment to prefill. anchor: the leading section it is built behind, or None."""
+
+    key: bytes
+    token_ids: TokenIds
+    seam_tokens: int
+    anchor: TokenIds | None = None
+    salt: str = ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(eq=False)
+class Reservation:
+    """A planned request, and what it holds until its combine pass is over.
+
+    entries: segment index -> entry to use. missing: segment index -> key of an entry that is still to come.
+    """
+
+    request: GenerationRequest
+    namespace: Namespace
+    rows: list[PlanRow]
+    prefix: PrefixMatch = NO_MATCH
+    entries: dict[int, SegmentEntry] = field(default_factory=dict)
+    leases: list[Lease[SegmentEntry]] = field(default_factory=list)
+    missing: dict[int, bytes] = field(default_factory=dict)
+    entering: list[tuple[int, int]] = field(default_factory=list)  # (section, active piece that opens it)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.request.arm.name, tuple(self.rows))
+
+    def release(self) -> None:
+        """Give every lease back. What was composed stays valid: it is private."""
+        self.prefix.release()
+        self.prefix = NO_MATCH
+        for lease in self.leases:
+            lease.release()
+        self.leases, self.entries = [], {}
+
+
+class Composer:
+    """Plans requests against the caches of one engine and builds their sequences."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        namespace: Namespace,
+        segments: Store[SegmentEntry],
+        prefixes: PrefixCache,
+        min_segment_tokens: int,
+    ) -> None:
+        self.model, self.spec = model, model.cache_spec()
+        self.segments, self.prefixes = segments, prefixes
+        self._namespace, self._min_segment_tokens = namespace, min_segment_tokens
+
+    def reserve(self, request: GenerationRequest) -> Reservation:
+        """Plan a request and lease what the plan promises."""
+        arm = request.arm
+        reservation = Reservation(request, replace(self._namespace, salt=request.salt), [])
+        if arm.reuse_prefix:
+            provenances = (EXACT, arm.provenance) if arm.reuse_segments else (EXACT,)
+            reservation.prefix = self.prefixes.match(reservation.namespace, request.segments, provenances)
+        position = 0
+        for index, segment in enumerate(request.segments):
+            row = self._row(reservation, index, segment, position)
+            reservation.rows.append(row)
+            position += len(segment)
+        return reservation
+
+    def task(self, reservation: Reservation, index: int) -> BuildTask:
+        """How to build the missing entry of a segment."""
+        request = reservation.request
+        anchor = _anchor(request, index)
+        return BuildTask(
+            reservation.missing[index],
+            request.segments[index].token_ids,
+            request.arm.seam_tokens,
+            None if anchor is None else anchor.token_ids,
+            request.salt,
+        )
+
+    def sequence(self, reservation: Reservation) -> Sequence:
+        """Private memory filled with what is reused, and the pieces to run. Needs every entry at hand."""
+        assert not reservation.missing, sorted(reservation.missing)
+        request = reservation.request
+        cache = SequenceCache.empty(self.spec, request.prompt_tokens + request.sampling.max_tokens)
+        for lease in reservation.prefix.leases:
+            load_prefix(cache, lease.entry)
+        pieces: list[Piece] = []
+        active: list[TokenIds] = []
+        active_pieces = 0
+        for index in range(reservation.prefix.sections, len(request.segments)):
+            segment, row = request.segments[index], reservation.rows[index]
+            if row.computed_tokens:
+                reservation.entering.append((index, active_pieces))
+                active.append(segment.token_ids[: row.computed_tokens])
+                pieces.append(Active(row.computed_tokens))
+                active_pieces += 1
+            if index in reservation.entries:
+                self._place(cache, reservation.entries[index], row.position)
+                pieces.append(_reused(reservation.entries[index], request.arm))
+        wanted = tuple(piece for section, piece in reservation.entering if self._worth_keeping(reservation, section))
+        tokens = torch.cat([torch.from_numpy(ids) for ids in active]).long().to(self.spec.device)
+        return Sequence(cache, tuple(pieces), tokens, Trace(want_entering=wanted))
+
+    def publish(self, reservation: Reservation, sequence: Sequence) -> None:
+        """Remember the prefixes of a request whose pass succeeded: exact ones as such, composed ones as composed."""
+        request, trace = reservation.request, sequence.trace
+        if not request.arm.reuse_prefix:
+            return
+        keys = {
+            provenance: prefix_keys(reservation.namespace, request.segments[:-1], provenance)
+            for provenance in (EXACT, request.arm.provenance)
+        }
+        parent, start = reservation.prefix.key, reservation.prefix.tokens
+        for section, piece in reservation.entering:
+            if section == 0 or piece not in trace.states:
+                continue
+            exact = all(row.source in ("prefix", "active") for row in reservation.rows[1:section])
+            exact = exact and self._prefix_is_exact(reservation)
+            end = reservation.rows[section].position
+            entry = PrefixEntry(
+                key=keys[EXACT if exact else request.arm.provenance][section - 1],
+                parent=parent,
+                token_ids=_tokens_between(request, start, end),
+                keys=sequence.cache.keys[:, start:end].clone(),
+                values=sequence.cache.values[:, start:end].clone(),
+                states=torch.stack(trace.states[piece]),
+                conv_tails=torch.stack(trace.conv_tails[piece]),
+            )
+            if not self.prefixes.store.insert(entry) and entry.key not in self.prefixes.store:
+                return  # no room: what would follow has nothing to build on
+            parent, start = entry.key, end
+
+    def _row(self, reservation: Reservation, index: int, segment: Segment, position: int) -> PlanRow:
+        source, reason, key, computed = self._source(reservation, index)
+        seam = reservation.request.arm.seam_tokens if source in ("segment", "build") else 0
+        return PlanRow(
+            index=index,
+            kind=segment.kind,
+            label=segment.label,
+            position=position,
+            tokens=len(segment),
+            source=source,
+            reason=reason,
+            seam_tokens=seam,
+            computed_tokens=seam + computed,
+            key=key.hex(),
+        )
+
+    def _source(self, reservation: Reservation, index: int) -> tuple[Source, Reason, bytes, int]:
+        """Where a segment comes from, why it is not reused, its key, and the tokens to compute if it is active."""
+        request = reservation.request
+        segment, arm = request.segments[index], request.arm
+        if index < reservation.prefix.sections:
+            return "prefix", "", b"", 0
+        if index == len(request.segments) - 1:
+            return "active", "question", b"", len(segment)
+        if not arm.reuse_segments:
+            return "active", "arm", b"", len(segment)
+        # A remainder shorter than the convolution's reach would leave what follows without its inputs.
+        if len(segment) < max(self._min_segment_tokens, arm.seam_tokens + self.spec.conv_width):
+            return "active", "too_short", b"", len(segment)
+        anchor = _anchor(request, index)
+        digest = b"" if anchor is None else tokens_digest(anchor.token_ids)
+        key = segment_key(reservation.namespace, segment.token_ids, arm.seam_tokens, digest)
+        lease = self.segments.lease(key, accept=lambda entry: entry.matches(segment.token_ids))
+        if lease is None:
+            reservation.missing[index] = key
+            return "build", self.segments.why_missing(key), key, 0
+        reservation.leases.append(lease)
+        reservation.entries[index] = lease.entry
+        return "segment", "", key, 0
+
+    def _place(self, cache: SequenceCache, entry: SegmentEntry, position: int) -> None:
+        """Copy an entry's keys, rotated to where they stand now, and its values."""
+        start = position + entry.seam_tokens
+        place = slice(start, start + entry.remainder_tokens)
+        positions = torch.arange(place.start, place.stop, device=self.spec.device)
+        self.model.rotate_keys(entry.keys, positions, cache.keys[:, place])
+        cache.values[:, place] = entry.values
+
+    def _worth_keeping(self, reservation: Reservation, section: int) -> bool:
+        """Which boundaries are published: all of an exact request; of a composed one the end of the leading section,
+        which is exact, and the last, where the next turn of the same conversation goes on."""
+        request = reservation.request
+        if section == 0 or not request.arm.reuse_prefix:
+            return False
+        return not request.arm.reuse_segments or section in (1, len(request.segments) - 1)
+
+    def _prefix_is_exact(self, reservation: Reservation) -> bool:
+        if not reservation.prefix.sections:
+            return True
+        keys = prefix_keys(reservation.namespace, reservation.request.segments[:-1], EXACT)
+        return reservation.prefix.key == keys[reservation.prefix.sections - 1]
+
+
+def load_prefix(cache: SequenceCache, entry: PrefixEntry) -> None:
+    """Append a prefix entry to a private memory that ends where its span begins."""
+    place = slice(cache.tokens, cache.tokens + len(entry.token_ids))
+    cache.keys[:, place], cache.values[:, place] = entry.keys, entry.values
+    cache.states.copy_(entry.states)
+    cache.conv_tails.copy_(entry.conv_tails)
+    cache.tokens = place.stop
+
+
+def _anchor(request: GenerationRequest, index: int) -> Segment | None:
+    anchored = request.arm.anchored and index > 0 and request.segments[0].kind == "leading"
+    return request.segments[0] if anchored else None
+
+
+def _reused(entry: SegmentEntry, arm: Arm) -> Reused:
+    """The entry as a piece. The strawmen replace its operator by a scalar one: keep everything, or nothing."""
+    transitions: Tensor = entry.transitions
+    if arm.composition != "transition":
+        factor = 1.0 if arm.composition == "addition" else 0.0
+        transitions = torch.full(entry.states.shape[:2], factor, device=entry.states.device)  # [L, H]
+    return Reused(entry.remainder_tokens, transitions, entry.states, entry.conv_tails)
+
+
+def _tokens_between(request: GenerationRequest, start: int, end: int) -> TokenIds:
+    return joined(request.segments)[start:end]

@@ -1,0 +1,253 @@
+"""One model, its caches, and the loop that turns requests into tokens: no Ray, no HTTP, one thread.
+
+Life of a request: `submit` plans it and leases what is cached; cold segments are built here (`build_here`) or brought
+from elsewhere (`deliver`), each once however many requests wait for it; then one combine pass yields the first token,
+and the request decodes in a continuous batch with the others. `step` does one round of all that.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from hypic.arms import ARMS
+from hypic.batch import DecodeBatch, PrefillBatch
+from hypic.cache.entry import SegmentEntry
+from hypic.cache.prefix_cache import EXACT, PrefixCache
+from hypic.cache.store import Store
+from hypic.config import EngineConfig
+from hypic.engine.builder import build_segments, packed
+from hypic.engine.composer import BuildTask, Composer, Reservation, load_prefix
+from hypic.engine.generation import Generation
+from hypic.errors import InvalidRequestError, PromptTooLongError
+from hypic.models.fingerprint import model_fingerprint
+from hypic.models.load import load_model
+from hypic.plan import Plan
+from hypic.request import GenerationRequest, TokenOutput, Usage
+from hypic.segment import Namespace, Segment
+from hypic.sequence import Active, Sequence, SequenceCache
+from hypic.tokenizer import PromptTokenizer
+
+
+@dataclass
+class _Pending:
+    """A cold segment on its way: who waits for it, and whether this engine is to build it."""
+
+    task: BuildTask
+    waiting: list[Reservation] = field(default_factory=list)
+    here: bool = False
+
+
+class Engine:
+    """Runs requests on one model."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ModelNotFoundError, UnsupportedModelError or CheckpointError where the model cannot be loaded."""
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+        self.model = load_model(config.model, dtype, config.device)
+        self.tokenizer = PromptTokenizer.load(config.model)
+        self.namespace = Namespace(
+            model=model_fingerprint(config.model),
+            tokenizer=self.tokenizer.fingerprint,
+            dtype=str(self.model.cache_spec().dtype).removeprefix("torch."),
+        )
+        self.segments: Store[SegmentEntry] = Store(config.segment_cache_bytes)
+        self.prefixes = PrefixCache(config.prefix_cache_bytes)
+        self.composer = Composer(
+            self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens
+        )
+        self._pending: dict[bytes, _Pending] = {}
+        self._waiting: dict[str, Reservation] = {}
+        self._running: dict[str, Generation] = {}
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text that the model reads, prompt and answer together."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._pending or self._waiting or self._running)
+
+    def plan(self, request: GenerationRequest) -> Plan:
+        """What would be done for a request now, without doing it."""
+        self._check(request)
+        reservation = self.composer.reserve(request)
+        reservation.release()
+        return reservation.plan
+
+    def submit(self, request: GenerationRequest) -> tuple[BuildTask, ...]:
+        """Take a request. Returns the cold segments that nobody builds yet: the caller has each of them built here or
+        delivers it. Raises InvalidRequestError or PromptTooLongError; nothing is kept of a refused request."""
+        self._check(request)
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        reservation = self.composer.reserve(request)
+        self._waiting[request.request_id] = reservation
+        new: list[BuildTask] = []
+        for index, key in reservation.missing.items():
+            if key not in self._pending:
+                self._pending[key] = _Pending(self.composer.task(reservation, index))
+                new.append(self._pending[key].task)
+            elif self._pending[key].task not in new:
+                reservation.rows[index] = replace(reservation.rows[index], reason="in_flight")
+            if reservation not in self._pending[key].waiting:
+                self._pending[key].waiting.append(reservation)
+        return tuple(new)
+
+    def build_here(self, keys: Iterable[bytes]) -> None:
+        """Have this engine build pending segments itself, in its next steps."""
+        for key in keys:
+            if key in self._pending:
+                self._pending[key].here = True
+
+    def deliver(self, entry: SegmentEntry) -> None:
+        """Take in a built segment and hand it to whoever waits for it. A second copy of one already here is dropped."""
+        self.segments.insert(entry)
+        pending = self._pending.pop(entry.key, None)
+        for reservation in pending.waiting if pending else ():
+            for index in [index for index, key in reservation.missing.items() if key == entry.key]:
+                del reservation.missing[index]
+                lease = self.segments.lease(entry.key)
+                if lease is not None:
+                    reservation.leases.append(lease)
+                reservation.entries[index] = entry  # without a lease where the store has no room for it
+
+    @torch.inference_mode()
+    def build(self, tasks: list[BuildTask]) -> list[SegmentEntry]:
+        """Prefill cold segments. Keeps nothing: publishing is `deliver`'s."""
+        anchors = {
+            task.anchor.tobytes(): self._anchor(task) for task in tasks if task.anchor is not None
+        }
+        batches = packed(tasks, self.config.max_build_tokens)
+        return [entry for batch in batches for entry in build_segments(self.model, batch, anchors)]
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenOutput]:
+        """One round: a batch of builds, one combine pass, one token for each running request."""
+        here = [pending.task for pending in self._pending.values() if pending.here]
+        if here:
+            for entry in self.build(packed(here, self.config.max_build_tokens)[0]):
+                self.deliver(entry)
+        outputs = self._decode()
+        ready = next((r for r in self._waiting.values() if not r.missing), None)
+        if ready is not None and len(self._running) < self.config.max_running:
+            outputs.append(self._combine(ready))
+        if self.idle:
+            self.check()
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, in whatever phase it is. Unknown ids are ignored: it may just have finished."""
+        self._running.pop(request_id, None)
+        reservation = self._waiting.pop(request_id, None)
+        if reservation is None:
+            return
+        for key in set(reservation.missing.values()):
+            pending = self._pending[key]
+            pending.waiting = [other for other in pending.waiting if other is not reservation]
+            if not pending.waiting:
+                del self._pending[key]
+        reservation.release()
+
+    def generate(self, request: GenerationRequest) -> Iterator[TokenOutput]:
+        """Run a request to its end in this process, building cold segments here."""
+        tasks = self.submit(request)
+        self.build_here(task.key for task in tasks)
+        finished = False
+        try:
+            while not finished:
+                for output in self.step():
+                    if output.request_id == request.request_id:
+                        finished = output.finish_reason is not None
+                        yield output
+        finally:
+            self.abort(request.request_id)
+
+    def warm(self, segments: list[Segment], arm: str = "hypic", salt: str = "") -> list[BuildTask]:
+        """Tasks for documents that have no entry yet, so that they can be built before anybody asks."""
+        question = Segment("question", segments[0].token_ids[:1])
+        request = GenerationRequest("warm", (*segments, question), ARMS[arm], salt=salt)
+        reservation = self.composer.reserve(request)
+        reservation.release()
+        tasks = {key: self.composer.task(reservation, index) for index, key in reservation.missing.items()}
+        return list(tasks.values())
+
+    def check(self) -> None:
+        """Integrity of the books; at idle nothing is leased."""
+        self.segments.check()
+        self.prefixes.store.check()
+        if self.idle:
+            leases = (self.segments.stats.leases, self.prefixes.store.stats.leases)
+            assert leases == (0, 0), f"leases {leases} are held though nothing runs"
+
+    def _combine(self, reservation: Reservation) -> TokenOutput:
+        """The one pass over a request's active tokens, its first token, and what is remembered of it."""
+        request = reservation.request
+        del self._waiting[request.request_id]
+        try:
+            sequence = self.composer.sequence(reservation)
+            batch = PrefillBatch([sequence])
+            hidden = self.model.forward(batch)
+            batch.finish()
+            logits = self.model.logits(hidden[batch.last_rows()])
+            self.composer.publish(reservation, sequence)
+        finally:
+            reservation.release()
+        plan = reservation.plan
+        usage = Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
+        generation = Generation(
+            request, sequence.cache, plan, usage, self.tokenizer.stream(), self.tokenizer.eos_ids
+        )
+        return self._advance(generation, generation.sampler.choose(logits[0]))
+
+    def _decode(self) -> list[TokenOutput]:
+        running = list(self._running.values())
+        if not running:
+            return []
+        tokens = torch.tensor([generation.last_token for generation in running])
+        batch = DecodeBatch(tokens.to(self.config.device), [generation.cache for generation in running])
+        logits = self.model.logits(self.model.forward(batch))
+        batch.finish()
+        return [
+            self._advance(generation, generation.sampler.choose(row))
+            for generation, row in zip(running, logits, strict=True)
+        ]
+
+    def _advance(self, generation: Generation, token_id: int) -> TokenOutput:
+        output = generation.push(token_id)
+        if output.finish_reason is None:
+            self._running[generation.request.request_id] = generation
+        else:
+            self._running.pop(generation.request.request_id, None)
+        return output
+
+    def _anchor(self, task: BuildTask) -> SequenceCache:
+        """The memory after the section that a segment is built behind."""
+        assert task.anchor is not None
+        cache = SequenceCache.empty(self.model.cache_spec(), len(task.anchor))
+        section = Segment("leading", task.anchor)
+        namespace = replace(self.namespace, salt=task.salt)
+        match = self.prefixes.match(namespace, (section, section), (EXACT,))
+        if match.sections:
+            for lease in match.leases:
+                load_prefix(cache, lease.entry)
+            match.release()
+            return cache
+        tokens = torch.from_numpy(task.anchor).long().to(self.config.device)
+        batch = PrefillBatch([Sequence(cache, (Active(len(tokens)),), tokens)])
+        self.model.forward(batch)
+        batch.finish()
+        return cache
+
+    def _check(self, request: GenerationRequest) -> None:
+        total = request.prompt_tokens + request.sampling.max_tokens
+        if total > self.max_tokens:
+            raise PromptTooLongError(
+                f"the prompt has {request.prompt_tokens} tokens and up to {request.sampling.max_tokens} more were "
+                f"asked for, {total} in all; the model reads at most {self.max_tokens}: send fewer or shorter "
+                "documents, or lower max_tokens"
+            )
