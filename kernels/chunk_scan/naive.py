@@ -115,7 +115,8 @@ class _Loop:
         offsets, heads = self.schedule.level_offsets, self.state.shape[1]
         sizes = [(end - start) * heads for start, end in pairwise(offsets)]
         c = self.chunks
-        decay = c.log_decay.exp().to(self.state.dtype).view(*c.key.shape[:2], -1, 1)  # [M, H, 1 or K, 1]
+        decay = c.log_decay.exp().to(self.state.dtype).unsqueeze(-1)
+        decay = decay if decay.ndim == 4 else decay.unsqueeze(-1)  # [M, H, K, 1] or [M, H, 1, 1]
         parts = [c.query, c.write, c.key.mT, decay, self.reads]
         if c.erase is not None:
             parts.append(c.erase)
