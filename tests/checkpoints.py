@@ -107,8 +107,10 @@ def _random_model(kind: str, shape: dict[str, Any]) -> Any:
     config_name, model_name = names[kind]
     model = getattr(transformers, model_name)(getattr(transformers, config_name)(**shape)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):  # slow decay, so that a state remembers further than a few tokens
+                parameter.uniform_(-8.0, -4.0)
+            elif parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.mul_(4)

@@ -70,13 +70,14 @@ def _entry(task: BuildTask, sequence: Sequence) -> SegmentEntry:
         transitions=transitions,
         states=states,
         conv_tails=sequence.cache.conv_tails,
-        keys=_stacked(trace.keys, task.seam_tokens, sequence.cache.keys),
-        values=_stacked(trace.values, task.seam_tokens, sequence.cache.values),
+        keys=_remainder(trace.keys, task, sequence.cache.keys),
+        values=_remainder(trace.values, task, sequence.cache.values),
     )
 
 
-def _stacked(layers: list[Tensor], seam_tokens: int, like: Tensor) -> Tensor:
-    """Keys or values of the remainder `[F, n-w, HK, D]`; a model without full attention has F = 0."""
-    if not layers:
-        return like[:, :0].clone()
-    return torch.stack([layer[seam_tokens:] for layer in layers])
+def _remainder(layers: list[Tensor], task: BuildTask, like: Tensor) -> Tensor:
+    """Keys or values of the remainder, `[F, n-w, HK, D]`; F is 0 for a model without full attention."""
+    remainder = like.new_empty(len(layers), len(task) - task.seam_tokens, *like.shape[2:])
+    for layer, tensor in enumerate(layers):
+        remainder[layer] = tensor[task.seam_tokens :]
+    return remainder
