@@ -70,9 +70,7 @@ class PrefillBatch:
         self._spans = [n for n, run in enumerate(self._flat) if run.index == 0 or run.before]
         self._span_of = [bisect_right(self._spans, n) - 1 for n in range(len(self._flat))]
         self._entering = [
-            number
-            for number, run in enumerate(self._flat)
-            if run.index in sequences[run.sequence].trace.want_entering
+            number for number, run in enumerate(self._flat) if run.index in sequences[run.sequence].trace.want_entering
         ]
         self._transitions = [
             number
@@ -191,9 +189,7 @@ class DecodeBatch:
             cache.keys[layer, at], cache.values[layer, at] = k[row], v[row]
             span = ((at, 1),)
             outputs.append(
-                attention(
-                    q[row : row + 1], cache.keys[layer, : at + 1], cache.values[layer, : at + 1], span, scale
-                )
+                attention(q[row : row + 1], cache.keys[layer, : at + 1], cache.values[layer, : at + 1], span, scale)
             )
         return torch.cat(outputs)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 BUNDLED_MODEL = Path(__file__).parent / "assets" / "recall"
 
 
-
 @dataclass(frozen=True)
 class EngineConfig:
     """One engine: its model and its memory.

@@ -7,10 +7,11 @@ Source = Literal["prefix", "segment", "build", "active"]
 """prefix: exact or composed memory of a prefix. segment: a cached entry. build: prefilled alone now, then used as an
 entry. active: computed in the combine pass."""
 
-Reason = Literal["", "question", "too_short", "cold", "evicted", "arm", "in_flight"]
+Reason = Literal["", "question", "too_short", "cold", "evicted", "arm", "in_flight", "repeated"]
 """Why a segment is not simply reused: the last section is always computed (question); too short to be worth an entry
 (too_short); never met, or no longer known (cold); met before and evicted (evicted); the arm does not reuse segments
-(arm); being built for another request, whose result is awaited (in_flight)."""
+(arm); being built for another request, whose result is awaited (in_flight); built for an earlier place in the same
+prompt (repeated)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class PlanRow:
     seam_tokens: int
     computed_tokens: int
     key: str = ""
+
+    @property
+    def builds(self) -> bool:
+        """Whether this row has its segment prefilled for this request."""
+        return self.source == "build" and self.reason in ("cold", "evicted")
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,12 @@ class Plan:
     @property
     def built_tokens(self) -> int:
         """Tokens of segments that this request has to have prefilled first."""
-        return sum(row.tokens for row in self.rows if row.source == "build" and row.reason != "in_flight")
+        return sum(row.tokens for row in self.rows if row.builds)
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens whose computation is skipped: found in a cache and not recomputed in a seam."""
-        return sum(row.tokens - row.computed_tokens for row in self.rows if row.source != "build")
+        """Tokens whose computation is skipped: neither built for this request nor run in its combine pass."""
+        return sum(row.tokens - row.computed_tokens for row in self.rows if not row.builds)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

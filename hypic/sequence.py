@@ -66,9 +66,7 @@ class SequenceCache:
         return cls(
             keys=torch.empty(*kv, spec.attention_key_dim, dtype=spec.dtype, device=spec.device),
             values=torch.empty(*kv, spec.attention_value_dim, dtype=spec.dtype, device=spec.device),
-            states=torch.zeros(
-                spec.linear_layers, spec.heads, spec.key_dim, spec.value_dim, device=spec.device
-            ),
+            states=torch.zeros(spec.linear_layers, spec.heads, spec.key_dim, spec.value_dim, device=spec.device),
             conv_tails=torch.zeros(
                 spec.linear_layers,
                 spec.conv_width - 1,

@@ -35,6 +35,8 @@ def test_file_is_one_idea(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES, f"{path} is too long"
     assert path.stem not in LEFTOVERS, f"{path} has a name that says nothing"
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = [f"{path}:{f.lineno} {f.name} {code_lines(f)} lines" for f in functions if code_lines(f) > MAX_FUNCTION_LINES]
+    long = [
+        f"{path}:{f.lineno} {f.name} {code_lines(f)} lines" for f in functions if code_lines(f) > MAX_FUNCTION_LINES
+    ]
     assert not long, "\n".join(long)
     assert ast.get_docstring(tree) or not path.read_text().strip(), f"{path} does not say what lives in it"

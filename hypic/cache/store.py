@@ -105,7 +105,7 @@ class Store(Generic[EntryT]):
         return self._entries.get(key)
 
     def why_missing(self, key: bytes) -> MissReason:
-        """"evicted" where the key was held not long ago, else "cold"."""
+        """ "evicted" where the key was held not long ago, else "cold"."""
         return "evicted" if key in self._gone else "cold"
 
     def insert(self, entry: EntryT) -> bool:

@@ -195,8 +195,9 @@ class Composer:
         key = segment_key(reservation.namespace, segment.token_ids, arm.seam_tokens, digest)
         lease = self.segments.lease(key, accept=lambda entry: entry.matches(segment.token_ids))
         if lease is None:
+            reason = "repeated" if key in reservation.missing.values() else self.segments.why_missing(key)
             reservation.missing[index] = key
-            return "build", self.segments.why_missing(key), key, 0
+            return "build", reason, key, 0
         reservation.leases.append(lease)
         reservation.entries[index] = lease.entry
         return "segment", "", key, 0

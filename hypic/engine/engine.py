@@ -56,9 +56,7 @@ class Engine:
         )
         self.segments: Store[SegmentEntry] = Store(config.segment_cache_bytes)
         self.prefixes = PrefixCache(config.prefix_cache_bytes)
-        self.composer = Composer(
-            self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens
-        )
+        self.composer = Composer(self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens)
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
         self._running: dict[str, Generation] = {}
@@ -92,7 +90,7 @@ class Engine:
             if key not in self._pending:
                 self._pending[key] = _Pending(self.composer.task(reservation, index))
                 new.append(self._pending[key].task)
-            elif self._pending[key].task not in new:
+            elif reservation.rows[index].builds:
                 reservation.rows[index] = replace(reservation.rows[index], reason="in_flight")
             if reservation not in self._pending[key].waiting:
                 self._pending[key].waiting.append(reservation)
@@ -119,9 +117,7 @@ class Engine:
     @torch.inference_mode()
     def build(self, tasks: list[BuildTask]) -> list[SegmentEntry]:
         """Prefill cold segments. Keeps nothing: publishing is `deliver`'s."""
-        anchors = {
-            task.anchor.tobytes(): self._anchor(task) for task in tasks if task.anchor is not None
-        }
+        anchors = {task.anchor.tobytes(): self._anchor(task) for task in tasks if task.anchor is not None}
         batches = packed(tasks, self.config.max_build_tokens)
         return [entry for batch in batches for entry in build_segments(self.model, batch, anchors)]
 
@@ -199,9 +195,7 @@ class Engine:
             reservation.release()
         plan = reservation.plan
         usage = Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
-        generation = Generation(
-            request, sequence.cache, plan, usage, self.tokenizer.stream(), self.tokenizer.eos_ids
-        )
+        generation = Generation(request, sequence.cache, plan, usage, self.tokenizer.stream(), self.tokenizer.eos_ids)
         return self._advance(generation, generation.sampler.choose(logits[0]))
 
     def _decode(self) -> list[TokenOutput]:

@@ -13,9 +13,7 @@ from hypic.layers.gated_delta_net import GatedDeltaNet
 class DecoderLayer(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)). The mixer is linear attention or full attention."""
 
-    def __init__(
-        self, mixer: GatedDeltaNet | GatedAttention, mlp: nn.Module, norm: Callable[[], nn.Module]
-    ) -> None:
+    def __init__(self, mixer: GatedDeltaNet | GatedAttention, mlp: nn.Module, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.linear_attn = mixer if isinstance(mixer, GatedDeltaNet) else None
         self.self_attn = mixer if isinstance(mixer, GatedAttention) else None

@@ -69,7 +69,7 @@ class GatedDeltaNet(nn.Module):
         qkv, z, b, a = self.project(x)
         qkv = F.silu(batch.convolve(self.layer, qkv, self.conv1d.weight.squeeze(1), None))
         width = shape.key_heads * shape.key_dim
-        q, k, v = qkv.split([width, width, shape.value_heads * shape.value_dim], dim=-1)
+        q, k, v = torch.split(qkv, [width, width, shape.value_heads * shape.value_dim], dim=-1)
         q = l2_normalise(q.view(-1, shape.key_heads, shape.key_dim)) * shape.key_dim**-0.5
         inputs = LinearInputs(
             q=q,

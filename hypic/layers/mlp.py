@@ -53,9 +53,7 @@ class Experts(nn.Module):
                 mine = order[start : start + count]
                 gate, up = F.linear(x[rows[start : start + count]], self.gate_up_proj[expert]).chunk(2, dim=-1)
                 result = F.linear(F.silu(gate) * up, self.down_proj[expert])
-                output.index_add_(
-                    0, rows[start : start + count], result * weights.flatten()[mine].unsqueeze(-1)
-                )
+                output.index_add_(0, rows[start : start + count], result * weights.flatten()[mine].unsqueeze(-1))
                 start += count
         return output
 

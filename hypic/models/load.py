@@ -25,7 +25,7 @@ def architectures() -> dict[str, ModuleType]:
     found = {}
     for module in pkgutil.iter_modules(hypic.models.__path__, "hypic.models."):
         architecture = importlib.import_module(module.name)
-        found.update({name: architecture for name in getattr(architecture, "MODEL_TYPES", ())})
+        found.update(dict.fromkeys(getattr(architecture, "MODEL_TYPES", ()), architecture))
     return found
 
 

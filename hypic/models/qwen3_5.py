@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -45,9 +44,7 @@ class Model(nn.Module):
         layers = []
         for index, kind in enumerate(self.layer_kinds):
             number = self.layer_kinds[:index].count(kind)
-            feed_forward = (
-                mlp(config, index) if mlp else GatedMLP(config.hidden_size, config.intermediate_size)
-            )
+            feed_forward = mlp(config, index) if mlp else GatedMLP(config.hidden_size, config.intermediate_size)
             token_mixer = mixer(number, self.shape) if kind == "linear" else _attention(number, config)
             layers.append(DecoderLayer(token_mixer, feed_forward, norm))
         self.model = Decoder(config.vocab_size, config.hidden_size, layers, norm())

@@ -1,5 +1,7 @@
 """Depthwise causal convolution over packed spans, each continuing from the inputs that precede it."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,11 +19,11 @@ def causal_conv(
     """
     width = weight.shape[-1]
     if tails.shape != (len(span_offsets) - 1, width - 1, x.shape[1]):
-        raise ValueError(
-            f"tails must be {(len(span_offsets) - 1, width - 1, x.shape[1])}; found {tuple(tails.shape)}"
-        )
-    bounds = list(zip(span_offsets, span_offsets[1:], strict=False))
-    extended = torch.cat([part for tail, (start, end) in zip(tails, bounds, strict=True) for part in (tail, x[start:end])])
+        raise ValueError(f"tails must be {(len(span_offsets) - 1, width - 1, x.shape[1])}; found {tuple(tails.shape)}")
+    bounds = list(pairwise(span_offsets))
+    extended = torch.cat(
+        [part for tail, (start, end) in zip(tails, bounds, strict=True) for part in (tail, x[start:end])]
+    )
     output = F.conv1d(extended.T.unsqueeze(0), weight.unsqueeze(1), bias, groups=x.shape[1])[0].T
     if len(bounds) > 1:  # rows that mix the end of one span with the tail of the next are no output
         lengths = torch.tensor([end - start for start, end in bounds])
@@ -30,9 +32,7 @@ def causal_conv(
     return output, extended
 
 
-def causal_conv_step(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor
-) -> tuple[Tensor, Tensor]:
+def causal_conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, tails: Tensor) -> tuple[Tensor, Tensor]:
     """One token for each of N sequences: x `[N, C]`, tails `[N, c-1, C]`. Returns `[N, C]` and new tails."""
     window = torch.cat([tails, x.unsqueeze(1)], dim=1)  # [N, c, C]
     output = torch.einsum("ncd,dc->nd", window, weight)

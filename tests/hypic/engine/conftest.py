@@ -36,7 +36,9 @@ class Bench:
         start = [self.segment(leading, 1000, "leading")] if leading else []
         return (*start, *sections, self.segment(9, 2000, "question"))
 
-    def request(self, segments: Sequence[Segment], arm: str | Arm = "hypic", salt: str = "", **sampling: object) -> GenerationRequest:
+    def request(
+        self, segments: Sequence[Segment], arm: str | Arm = "hypic", salt: str = "", **sampling: object
+    ) -> GenerationRequest:
         self.count += 1
         params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
         arm = ARMS[arm] if isinstance(arm, str) else arm

@@ -81,7 +81,9 @@ def test_attention_moves_exactly(make_bench: MakeBench, attention_first: Path) -
         sequence = bench.engine.composer.sequence(bench.engine._waiting[request.request_id])
         with torch.inference_mode():
             bench.engine.model.forward(PrefillBatch([sequence]))
-        memories.append((sequence.cache.keys[0, : request.prompt_tokens], sequence.cache.values[0, : request.prompt_tokens]))
+        memories.append(
+            (sequence.cache.keys[0, : request.prompt_tokens], sequence.cache.values[0, : request.prompt_tokens])
+        )
         bench.engine.abort(request.request_id)
     assert gap(memories[0][0], memories[1][0]) <= 1e-5
     assert gap(memories[0][1], memories[1][1]) <= 1e-5
