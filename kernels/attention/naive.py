@@ -1,7 +1,6 @@
 """Causal attention whose queries may stand at any positions of a text: seams, suffixes, or all of it."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 Span = tuple[int, int]
@@ -62,9 +61,7 @@ def _earlier(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Ten
 def _flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     if q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H, T, D]
-        output, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, scale=scale
-        )
+        output, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return output[0].transpose(0, 1), weight[0].T
     scores = torch.einsum("thd,shd->hts", q.float(), k.float()) * scale
     if causal:
