@@ -70,6 +70,15 @@ class Engine:
     def idle(self) -> bool:
         return not (self._pending or self._waiting or self._running)
 
+    @property
+    def ready(self) -> bool:
+        """Whether `step` has anything to do now; if not, everything at hand waits for a delivery."""
+        return (
+            bool(self._running)
+            or any(pending.here for pending in self._pending.values())
+            or any(not reservation.missing for reservation in self._waiting.values())
+        )
+
     def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now, without doing it."""
         self._check(request)
