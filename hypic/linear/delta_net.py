@@ -13,13 +13,9 @@ from hypic.kernels.runs import Runs
 from hypic.linear.family import LinearFamily, LinearInputs, ScanOptions, sample_qkv, sample_write_strength
 
 
-def scan(
-    inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]
-) -> ScanResult:
+def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:
     """Prefill, transitions `[HV, K, K]`."""
-    return gated_delta(
-        inputs.q, inputs.k, inputs.v, None, inputs.gate("beta"), runs, initial_states, **options
-    )
+    return gated_delta(inputs.q, inputs.k, inputs.v, None, inputs.gate("beta"), runs, initial_states, **options)
 
 
 def step(inputs: LinearInputs, states: Tensor) -> tuple[Tensor, Tensor]:

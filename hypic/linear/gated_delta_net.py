@@ -20,9 +20,7 @@ from hypic.linear.family import (
 )
 
 
-def scan(
-    inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]
-) -> ScanResult:
+def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:
     """Prefill, transitions `[HV, K, K]`."""
     return gated_delta(
         inputs.q, inputs.k, inputs.v, inputs.gate("g"), inputs.gate("beta"), runs, initial_states, **options

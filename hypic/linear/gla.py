@@ -13,9 +13,7 @@ from hypic.kernels.runs import Runs
 from hypic.linear.family import LinearFamily, LinearInputs, ScanOptions, sample_qkv
 
 
-def scan(
-    inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]
-) -> ScanResult:
+def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:
     """Prefill, transitions `[HV, K]`."""
     return diagonal_decay(inputs.q, inputs.k, inputs.v, inputs.gate("g"), runs, initial_states, **options)
 

@@ -16,9 +16,7 @@ from hypic.kernels.scalar_decay.naive import scalar_decay, scalar_decay_step
 from hypic.linear.family import LinearFamily, LinearInputs, ScanOptions, sample_qkv
 
 
-def scan(
-    inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]
-) -> ScanResult:
+def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:
     """Prefill, transitions `[HV]`."""
     return scalar_decay(inputs.q, inputs.k, inputs.v, inputs.gate("g"), runs, initial_states, **options)
 

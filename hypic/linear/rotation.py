@@ -29,8 +29,7 @@ def rotate_state(state: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
     half = cos.shape[-1]
     if cos.shape != sin.shape or cos.ndim != 1 or 2 * half > state.shape[-2]:
         raise ValueError(
-            f"cos and sin must be [D/2] with D <= {state.shape[-2]}; "
-            f"found {tuple(cos.shape)}, {tuple(sin.shape)}"
+            f"cos and sin must be [D/2] with D <= {state.shape[-2]}; found {tuple(cos.shape)}, {tuple(sin.shape)}"
         )
     wide = torch.promote_types(state.dtype, torch.float32)
     cos, sin = (x.to(wide).unsqueeze(-1) for x in (cos, sin))

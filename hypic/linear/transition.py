@@ -24,9 +24,7 @@ def state_shape(heads: int, key_dim: int, value_dim: int) -> tuple[int, int, int
     return heads, key_dim, value_dim
 
 
-def identity_transition(
-    form: TransitionForm, heads: int, key_dim: int, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def identity_transition(form: TransitionForm, heads: int, key_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The transition of no tokens at all, in `transition_shape`."""
     shape = transition_shape(form, heads, key_dim)
     if form == "dense":

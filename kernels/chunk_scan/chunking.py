@@ -23,8 +23,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, initial_states: Te
         raise ValueError(f"runs hold {runs.num_tokens} tokens, but v has {tokens}")
     if q.shape != k.shape or q.shape[0] != tokens or heads % q.shape[1]:
         raise ValueError(
-            f"q and k must be [{tokens}, H, K] with H dividing {heads}; "
-            f"found {tuple(q.shape)}, {tuple(k.shape)}"
+            f"q and k must be [{tokens}, H, K] with H dividing {heads}; found {tuple(q.shape)}, {tuple(k.shape)}"
         )
     expected = (runs.num_sequences, heads, q.shape[2], v.shape[2])
     if initial_states.shape != expected:
@@ -108,9 +107,7 @@ def _leaf_products(
     """Fill the diagonal blocks of `products`; returns the log decays since the start of each token's block
     (its own included) and until its end (its own excluded), `[M, H, C, K]`."""
     size = _LEAF_TOKENS
-    key, log_decay, *rows = (
-        torch.unflatten(x, 2, (-1, size)) for x in (key, log_decay, *rows)
-    )  # [M, H, B, size, K]
+    key, log_decay, *rows = (torch.unflatten(x, 2, (-1, size)) for x in (key, log_decay, *rows))  # [M, H, B, size, K]
     window = log_decay  # sum over the last `distance` tokens
     for distance in range(size):
         decayed = key

@@ -17,8 +17,7 @@ def apply_transition(transition: Tensor, state: Tensor) -> Tensor:
     if form == 3:
         return transition @ state
     raise ValueError(
-        f"a transition is [H], [H, K] or [H, K, K]; found {tuple(transition.shape)} for a state "
-        f"{tuple(state.shape)}"
+        f"a transition is [H], [H, K] or [H, K, K]; found {tuple(transition.shape)} for a state {tuple(state.shape)}"
     )
 
 
@@ -31,9 +30,7 @@ def merge(later: tuple[Tensor, Tensor], earlier: tuple[Tensor, Tensor]) -> tuple
     """The pair of two segments in a row, (T2, S2)∘(T1, S1) = (T2·T1, T2·S1 + S2), as (transition, state)."""
     transition, state = later
     if transition.shape != earlier[0].shape:
-        raise ValueError(
-            f"cannot merge transitions of shapes {tuple(transition.shape)} and {tuple(earlier[0].shape)}"
-        )
+        raise ValueError(f"cannot merge transitions of shapes {tuple(transition.shape)} and {tuple(earlier[0].shape)}")
     dense = transition.ndim >= 2 and transition.ndim == state.ndim
     product = transition @ earlier[0] if dense else transition * earlier[0]
     return product, compose(transition, state, earlier[1])

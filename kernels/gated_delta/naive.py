@@ -87,9 +87,7 @@ def _check_gates(g: Tensor | None, beta: Tensor, tokens: int, heads: int, key_di
 
 
 @torch.no_grad()
-def _scalar_form(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, runs: Runs, dtype: torch.dtype
-) -> Chunks:
+def _scalar_form(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, runs: Runs, dtype: torch.dtype) -> Chunks:
     q, k, v = (to_chunks(x.to(dtype), runs).contiguous() for x in (q, k, v))
     log_decay = to_chunks(g.double().unsqueeze(-1), runs).squeeze(-1)
     from_start, to_end, between, total = scalar_decays(log_decay, dtype)
@@ -107,9 +105,7 @@ def _scalar_form(
 
 
 @torch.no_grad()
-def _channel_form(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, runs: Runs, dtype: torch.dtype
-) -> Chunks:
+def _channel_form(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, runs: Runs, dtype: torch.dtype) -> Chunks:
     q, k, v, g = (to_chunks(x.to(dtype), runs).contiguous() for x in (q, k, v, g))
     q, k = (to_value_heads(x, v.shape[1]) for x in (q, k))
     decays = channel_decays([q, k], k, g)

@@ -45,9 +45,7 @@ def test_scalar_decays_in_float32(seed: int, strengths: tuple[float, float]) -> 
     from_start, to_end, between, log_decay = scalar_decays(g, torch.float32)
     total = g.cumsum(-1)
     torch.testing.assert_close(from_start.double()[..., 0], total.exp(), rtol=3e-5, atol=1e-37)
-    torch.testing.assert_close(
-        to_end.double()[..., 0], (total[..., -1:] - total).exp(), rtol=3e-5, atol=1e-37
-    )
+    torch.testing.assert_close(to_end.double()[..., 0], (total[..., -1:] - total).exp(), rtol=3e-5, atol=1e-37)
     expected = (total.unsqueeze(-1) - total.unsqueeze(-2)).clamp(max=0).exp()
     torch.testing.assert_close(between.double().tril(), expected.tril(), rtol=3e-5, atol=1e-37)
     assert torch.equal(log_decay, total[..., -1])

@@ -179,8 +179,6 @@ def test_split_anywhere_is_whole(scan: Scan, cuts: list[int], seed: int) -> None
 
 @forms
 def test_results_own_their_memory(scan: Scan) -> None:
-    found = scan(
-        inputs(60), Runs.from_lengths([[20, 40]]), states(1), want_entering=[1], want_transition=[0, 1]
-    )
+    found = scan(inputs(60), Runs.from_lengths([[20, 40]]), states(1), want_entering=[1], want_transition=[0, 1])
     for tensor in (found.entering[1], *found.transitions.values()):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -1,10 +1,10 @@
 """The gated delta rule against the literal recurrence: DeltaNet (no gate), GDN (token), KDA (channel)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from recurrence import relative_error, token_loop
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -32,9 +32,7 @@ def inputs(tokens: int, gate: str, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def check(
-    x: dict[str, Any], token_loop: Callable[..., Any], error: Callable[..., float], bound: float
-) -> None:
+def check(x: dict[str, Any], bound: float) -> None:
     """Output, state and transition of one run in float64 (tight) and float32 (bound) equal the recurrence."""
     state = torch.randn(1, HV, K, V, generator=torch.Generator().manual_seed(7))
     expected = token_loop(**x, state=state[0])
@@ -42,57 +40,55 @@ def check(
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, bound)):
         found = gated_delta(**x, runs=runs, initial_states=state.to(dtype), want_transition=[0])
         assert found.output.dtype == dtype
-        assert error(found.output, expected.output) <= limit
-        assert error(found.final_states[0], expected.state) <= limit
+        assert relative_error(found.output, expected.output) <= limit
+        assert relative_error(found.final_states[0], expected.state) <= limit
         # T fades with the decays; it is held to the scale on which it acts, not to its own
         assert float((found.transitions[0].double() - expected.transition).abs().max()) <= limit
 
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("tokens", [1, 8, 63, 64, 65, 130])
-def test_is_the_recurrence(gate: str, tokens: int, token_loop: Any, error: Any) -> None:
-    check(inputs(tokens, gate), token_loop, error, bound=2e-6)
+def test_is_the_recurrence(gate: str, tokens: int) -> None:
+    check(inputs(tokens, gate), bound=2e-6)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("gate", ["token", "channel"])
 @pytest.mark.parametrize("decay", ["zero", "fifty", "mixed", "late"])
-def test_extreme_gates(beta: float, gate: str, decay: str, token_loop: Any, error: Any) -> None:
+def test_extreme_gates(beta: float, gate: str, decay: str) -> None:
     x = inputs(70, gate)
     x["beta"] = torch.full_like(x["beta"], beta)
     if decay == "mixed":
-        x["g"] = torch.where(
-            torch.rand(x["g"].shape, generator=torch.Generator().manual_seed(1)) < 0.3, -50.0, 0.0
-        )
+        x["g"] = torch.where(torch.rand(x["g"].shape, generator=torch.Generator().manual_seed(1)) < 0.3, -50.0, 0.0)
     else:
         x["g"] = torch.full_like(x["g"], {"zero": 0.0, "fifty": -50.0, "late": 0.0}[decay])
     if decay == "late":
         x["g"][3] = -50.0  # all but the first tokens follow one strong gate: sums must not carry its rounding
         x["g"][4:] = -0.01
-    check(x, token_loop, error, bound=4e-6)
+    check(x, bound=4e-6)
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_unnormalised_keys(gate: str, token_loop: Any, error: Any) -> None:
+def test_unnormalised_keys(gate: str) -> None:
     x = inputs(130, gate)
     x["k"] = x["k"] * 1.4  # β|k|² up to 1.96: a reflection, the edge of what does not grow
     x["beta"] = torch.ones_like(x["beta"])
-    check(x, token_loop, error, bound=2e-5)
+    check(x, bound=2e-5)
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_33k_tokens(gate: str, error: Any) -> None:
+def test_33k_tokens(gate: str) -> None:
     x = {name: part if part is None else part[:, :1] for name, part in inputs(33_000, gate).items()}
     runs, state = Runs.from_lengths([[33_000]]), torch.zeros(1, 1, K, V)
     found = gated_delta(**x, runs=runs, initial_states=state, want_transition=[0])
     expected = gated_delta(**x, runs=runs, initial_states=state.double())
     assert all(part.isfinite().all() for part in (found.output, found.final_states, found.transitions[0]))
-    assert error(found.output, expected.output) <= 2e-6
-    assert error(found.final_states, expected.final_states) <= 2e-6
+    assert relative_error(found.output, expected.output) <= 2e-6
+    assert relative_error(found.final_states, expected.final_states) <= 2e-6
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_steps_are_prefill(gate: str, error: Any) -> None:
+def test_steps_are_prefill(gate: str) -> None:
     x = inputs(9, gate)
     state = torch.zeros(1, HV, K, V)
     expected = gated_delta(**x, runs=Runs.from_lengths([[9]]), initial_states=state)
@@ -103,8 +99,8 @@ def test_steps_are_prefill(gate: str, error: Any) -> None:
             states=state,
         )
         outputs.append(output)
-    assert error(torch.cat(outputs), expected.output) <= 2e-6
-    assert error(state, expected.final_states) <= 2e-6
+    assert relative_error(torch.cat(outputs), expected.output) <= 2e-6
+    assert relative_error(state, expected.final_states) <= 2e-6
 
 
 def test_no_gate_is_zero_gate() -> None:
