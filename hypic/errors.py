@@ -40,6 +40,12 @@ class UnsupportedModelError(HypicError):
     code = "unsupported_model"
 
 
+class GenerationError(HypicError):
+    """A request failed on the way; what it yielded before stays right, and no other request is concerned."""
+
+    code = "generation_failed"
+
+
 class UnavailableError(HypicError):
     """The service cannot take the request now; the same request may succeed later."""
 

@@ -8,7 +8,7 @@ from hypic.errors import InvalidRequestError
 from hypic.plan import Plan
 from hypic.segment import Segment
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Usage:
 class TokenOutput:
     """What one step yields for one request: text that became final, and at the end why it ended.
 
-    token_id is None in an output that only closes the request. usage and plan stand in every output.
+    token_id is None in an output that only closes the request. usage and plan stand in every output. error: what went
+    wrong, where finish_reason is "error"; what was said before it stays right.
     """
 
     request_id: str
@@ -79,3 +80,4 @@ class TokenOutput:
     usage: Usage
     plan: Plan
     finish_reason: FinishReason | None = None
+    error: str = ""

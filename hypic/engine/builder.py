@@ -23,7 +23,7 @@ def build_segments(
     batch = PrefillBatch(sequences)
     model.forward(batch)
     batch.finish()
-    return [_entry(task, sequence) for task, sequence in zip(tasks, sequences, strict=True)]
+    return [_entry(model, task, sequence) for task, sequence in zip(tasks, sequences, strict=True)]
 
 
 def packed(tasks: list[BuildTask], max_tokens: int) -> list[list[BuildTask]]:
@@ -56,13 +56,17 @@ def _sequence(model: HybridModel, task: BuildTask, anchors: dict[bytes, Sequence
     return Sequence(cache, pieces, tokens, trace)
 
 
-def _entry(task: BuildTask, sequence: Sequence) -> SegmentEntry:
+def _entry(model: HybridModel, task: BuildTask, sequence: Sequence) -> SegmentEntry:
     """The pair of the remainder. Its zero-start state is what is left of the end state once what the seam brought
-    is taken out: S = S_end - T·S_seam, the composition law read backwards."""
+    is taken out: S = S_end - T·S_seam, the composition law read backwards. It is kept as if the segment began at
+    position 0, also where it was built behind an anchor."""
     trace, remainder = sequence.trace, len(sequence.pieces) - 1
-    transitions = torch.stack(trace.transitions[remainder])
-    entering = torch.stack(trace.states[remainder])
+    entering, _ = trace.entering(remainder, sequence.cache)
+    written = trace.transitions.get(remainder, [])
+    transitions = torch.stack(written) if written else entering.new_zeros(entering.shape[:2])
     states = sequence.cache.states - apply_transition(transitions, entering)
+    begins = sequence.cache.tokens - len(task)
+    states = model.move_states(states, -begins) if begins else states
     return SegmentEntry(
         key=task.key,
         token_ids=task.token_ids,

@@ -59,12 +59,11 @@ class Reservation:
         return Plan(self.request.arm.name, tuple(self.rows))
 
     def release(self) -> None:
-        """Give every lease back. What was composed stays valid: it is private."""
+        """Give every lease back, once. What was composed stays valid: it is private."""
         self.prefix.release()
-        self.prefix = NO_MATCH
         for lease in self.leases:
             lease.release()
-        self.leases, self.entries = [], {}
+        self.entries = {}
 
 
 class Composer:
@@ -127,7 +126,7 @@ class Composer:
                 active_pieces += 1
             if index in reservation.entries:
                 self._place(cache, reservation.entries[index], row.position)
-                pieces.append(_reused(reservation.entries[index], request.arm))
+                pieces.append(self._reused(reservation.entries[index], request.arm, row.position))
         wanted = tuple(piece for section, piece in reservation.entering if self._worth_keeping(reservation, section))
         tokens = torch.cat([torch.from_numpy(ids) for ids in active]).long().to(self.spec.device)
         return Sequence(cache, tuple(pieces), tokens, Trace(want_entering=wanted))
@@ -143,19 +142,20 @@ class Composer:
         }
         parent, start = reservation.prefix.key, reservation.prefix.tokens
         for section, piece in reservation.entering:
-            if section == 0 or piece not in trace.states:
+            if section == 0 or piece not in trace.want_entering:
                 continue
             exact = all(row.source in ("prefix", "active") for row in reservation.rows[1:section])
             exact = exact and self._prefix_is_exact(reservation)
             end = reservation.rows[section].position
+            states, conv_tails = trace.entering(piece, sequence.cache)
             entry = PrefixEntry(
                 key=keys[EXACT if exact else request.arm.provenance][section - 1],
                 parent=parent,
                 token_ids=_tokens_between(request, start, end),
                 keys=sequence.cache.keys[:, start:end].clone(),
                 values=sequence.cache.values[:, start:end].clone(),
-                states=torch.stack(trace.states[piece]),
-                conv_tails=torch.stack(trace.conv_tails[piece]),
+                states=states,
+                conv_tails=conv_tails,
             )
             if not self.prefixes.store.insert(entry) and entry.key not in self.prefixes.store:
                 return  # no room: what would follow has nothing to build on
@@ -210,6 +210,16 @@ class Composer:
         self.model.rotate_keys(entry.keys, positions, cache.keys[:, place])
         cache.values[:, place] = entry.values
 
+    def _reused(self, entry: SegmentEntry, arm: Arm, position: int) -> Reused:
+        """The entry as a piece whose segment begins at `position`. The strawmen replace its operator by a scalar one:
+        keep everything, or nothing."""
+        transitions: Tensor = entry.transitions
+        if arm.composition != "transition":
+            factor = 1.0 if arm.composition == "addition" else 0.0
+            transitions = torch.full(entry.states.shape[:2], factor, device=entry.states.device)  # [L, H]
+        states = self.model.move_states(entry.states, position)
+        return Reused(entry.remainder_tokens, transitions, states, entry.conv_tails)
+
     def _worth_keeping(self, reservation: Reservation, section: int) -> bool:
         """Which boundaries are published: all of an exact request; of a composed one the end of the leading section,
         which is exact, and the last, where the next turn of the same conversation goes on."""
@@ -237,15 +247,6 @@ def load_prefix(cache: SequenceCache, entry: PrefixEntry) -> None:
 def _anchor(request: GenerationRequest, index: int) -> Segment | None:
     anchored = request.arm.anchored and index > 0 and request.segments[0].kind == "leading"
     return request.segments[0] if anchored else None
-
-
-def _reused(entry: SegmentEntry, arm: Arm) -> Reused:
-    """The entry as a piece. The strawmen replace its operator by a scalar one: keep everything, or nothing."""
-    transitions: Tensor = entry.transitions
-    if arm.composition != "transition":
-        factor = 1.0 if arm.composition == "addition" else 0.0
-        transitions = torch.full(entry.states.shape[:2], factor, device=entry.states.device)  # [L, H]
-    return Reused(entry.remainder_tokens, transitions, entry.states, entry.conv_tails)
 
 
 def _tokens_between(request: GenerationRequest, start: int, end: int) -> TokenIds:

@@ -19,7 +19,7 @@ from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation, load_prefix
 from hypic.engine.generation import Generation
-from hypic.errors import InvalidRequestError, PromptTooLongError
+from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.models.fingerprint import model_fingerprint
 from hypic.models.load import load_model
 from hypic.plan import Plan
@@ -60,6 +60,7 @@ class Engine:
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
         self._running: dict[str, Generation] = {}
+        self._unpublished: list[tuple[Reservation, Sequence]] = []
 
     @property
     def max_tokens(self) -> int:
@@ -68,13 +69,13 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self._pending or self._waiting or self._running)
+        return not (self._pending or self._waiting or self._running or self._unpublished)
 
     @property
     def ready(self) -> bool:
         """Whether `step` has anything to do now; if not, everything at hand waits for a delivery."""
         return (
-            bool(self._running)
+            bool(self._running or self._unpublished)
             or any(pending.here for pending in self._pending.values())
             or any(not reservation.missing for reservation in self._waiting.values())
         )
@@ -132,12 +133,12 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:
-        """One round: a batch of builds, one combine pass, one token for each running request."""
-        here = [pending.task for pending in self._pending.values() if pending.here]
-        if here:
-            for entry in self.build(packed(here, self.config.max_build_tokens)[0]):
-                self.deliver(entry)
-        outputs = self._decode()
+        """One round: a batch of builds, one combine pass, one token for each running request. A request that fails in
+        its build or combine pass yields an output that says so and takes no other with it; an exception out of here
+        means that decoding failed, and with it every running request."""
+        self._publish()
+        outputs = self._build_pending()
+        outputs += self._decode()
         ready = next((r for r in self._waiting.values() if not r.missing), None)
         if ready is not None and len(self._running) < self.config.max_running:
             outputs.append(self._combine(ready))
@@ -159,7 +160,7 @@ class Engine:
         reservation.release()
 
     def generate(self, request: GenerationRequest) -> Iterator[TokenOutput]:
-        """Run a request to its end in this process, building cold segments here."""
+        """Run a request to its end in this process, building cold segments here. Raises GenerationError if it fails."""
         tasks = self.submit(request)
         self.build_here(task.key for task in tasks)
         finished = False
@@ -167,10 +168,13 @@ class Engine:
             while not finished:
                 for output in self.step():
                     if output.request_id == request.request_id:
+                        if output.finish_reason == "error":
+                            raise GenerationError(output.error)
                         finished = output.finish_reason is not None
                         yield output
         finally:
             self.abort(request.request_id)
+            self._publish()
 
     def warm(self, segments: list[Segment], arm: str = "hypic", salt: str = "") -> list[BuildTask]:
         """Tasks for documents that have no entry yet, so that they can be built before anybody asks."""
@@ -189,23 +193,61 @@ class Engine:
             leases = (self.segments.stats.leases, self.prefixes.store.stats.leases)
             assert leases == (0, 0), f"leases {leases} are held though nothing runs"
 
+    def _build_pending(self) -> list[TokenOutput]:
+        """Build the next batch of the segments that are ours to build; one that fails alone fails who waits for it."""
+        here = [pending.task for pending in self._pending.values() if pending.here]
+        if not here:
+            return []
+        batch = packed(here, self.config.max_build_tokens)[0]
+        try:
+            entries = self.build(batch)
+        except Exception as error:  # of one segment, which must not take the others with it
+            if len(batch) > 1:
+                return [output for task in batch for output in self._build_alone(task)]
+            waiting = self._pending[batch[0].key].waiting.copy()
+            return [self._fail(reservation, error) for reservation in waiting]
+        for entry in entries:
+            self.deliver(entry)
+        return []
+
+    def _build_alone(self, task: BuildTask) -> list[TokenOutput]:
+        try:
+            self.deliver(self.build([task])[0])
+        except Exception as error:  # told to each request that waits for it
+            return [self._fail(reservation, error) for reservation in self._pending[task.key].waiting.copy()]
+        return []
+
     def _combine(self, reservation: Reservation) -> TokenOutput:
-        """The one pass over a request's active tokens, its first token, and what is remembered of it."""
+        """The one pass over a request's active tokens, and its first token."""
         request = reservation.request
-        del self._waiting[request.request_id]
         try:
             sequence = self.composer.sequence(reservation)
             batch = PrefillBatch([sequence])
             hidden = self.model.forward(batch)
             batch.finish()
             logits = self.model.logits(hidden[batch.last_rows()])
-            self.composer.publish(reservation, sequence)
-        finally:
-            reservation.release()
+        except Exception as error:  # of this request: whatever was shared is immutable, so the others go on
+            return self._fail(reservation, error)
+        del self._waiting[request.request_id]
         plan = reservation.plan
-        usage = Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
-        generation = Generation(request, sequence.cache, plan, usage, self.tokenizer.stream(), self.tokenizer.eos_ids)
+        generation = Generation(
+            request, sequence.cache, plan, _usage(plan), self.tokenizer.stream(), self.tokenizer.eos_ids
+        )
+        reservation.release()
+        self._unpublished.append((reservation, sequence))
         return self._advance(generation, generation.sampler.choose(logits[0]))
+
+    def _fail(self, reservation: Reservation, error: Exception) -> TokenOutput:
+        request_id, plan = reservation.request.request_id, reservation.plan
+        self.abort(request_id)
+        told = f"{type(error).__name__}: {error}"
+        return TokenOutput(request_id, None, "", _usage(plan), plan, "error", told)
+
+    def _publish(self) -> None:
+        """Remember the prefixes of finished combine passes, after their first tokens are out."""
+        unpublished, self._unpublished = self._unpublished, []
+        for reservation, sequence in unpublished:
+            self.composer.publish(reservation, sequence)
 
     def _decode(self) -> list[TokenOutput]:
         running = list(self._running.values())
@@ -254,3 +296,7 @@ class Engine:
                 f"asked for, {total} in all; the model reads at most {self.max_tokens}: send fewer or shorter "
                 "documents, or lower max_tokens"
             )
+
+
+def _usage(plan: Plan) -> Usage:
+    return Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)

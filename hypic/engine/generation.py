@@ -69,9 +69,5 @@ class Generation:
             return self._output(token_id, text + self._stop.flush(), "length")
         return self._output(token_id, text, None)
 
-    def abort(self) -> TokenOutput:
-        """The output that closes an aborted request."""
-        return self._output(None, "", "abort")
-
     def _output(self, token_id: int | None, text: str, finish: FinishReason | None) -> TokenOutput:
         return TokenOutput(self.request.request_id, token_id, text, self.usage, self.plan, finish)

@@ -9,7 +9,7 @@ import torch
 
 from hypic.arms import ARMS
 from hypic.cache.entry import SegmentEntry
-from hypic.errors import InvalidRequestError, PromptTooLongError
+from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.request import TokenOutput
 
 MakeBench = Callable[..., Any]
@@ -229,3 +229,46 @@ def test_seam_width_is_part_of_the_key(bench: Any) -> None:
     bench.tokens(bench.request(prompt, "hypic"))
     wider = replace(ARMS["hypic"], seam_tokens=9)
     assert [row.source for row in bench.engine.plan(bench.request(prompt, wider)).rows] == ["prefix", "build", "active"]
+
+
+def failing(engine: Any, monkeypatch: pytest.MonkeyPatch, poison: int) -> None:
+    """Every forward pass over a token sequence that begins with `poison` raises."""
+    original = engine.model.forward
+
+    def forward(batch: Any) -> Any:
+        starts = [int(sequence.token_ids[0]) for sequence in getattr(batch, "sequences", ())]
+        if poison in starts:
+            raise MemoryError("no room for this one")
+        return original(batch)
+
+    monkeypatch.setattr(engine.model, "forward", forward)
+
+
+@pytest.mark.parametrize("where", ["build", "combine"])
+def test_a_request_that_fails_takes_no_other_with_it(bench: Any, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    good, bad = bench.prompt([1, 2]), bench.prompt([3, 2], leading=0)
+    failing(bench.engine, monkeypatch, poison=int(bad[0].token_ids[0]))
+    expected = bench.tokens(bench.request(good, salt="alone"))
+    requests = [bench.request(good), bench.request(bad, "hypic" if where == "build" else "prefix")]
+    for request in requests:
+        bench.engine.build_here(task.key for task in bench.engine.submit(request))
+    outputs = run(bench.engine)
+    assert [output.token_id for output in outputs[requests[0].request_id]] == expected
+    (last,) = outputs[requests[1].request_id]
+    assert (last.finish_reason, last.error) == ("error", "MemoryError: no room for this one")
+    with pytest.raises(GenerationError, match="no room"):
+        bench.tokens(bench.request(bad))
+    assert bench.engine.idle
+    bench.engine.check()
+
+
+def test_prefixes_are_published_after_the_first_token(bench: Any) -> None:
+    request = bench.request(bench.prompt([1]), max_tokens=1)
+    bench.engine.build_here(task.key for task in bench.engine.submit(request))
+    outputs = bench.engine.step()
+    assert outputs[-1].finish_reason == "length"
+    assert len(bench.engine.prefixes.store) == 0
+    assert bench.engine.ready
+    bench.engine.step()
+    assert len(bench.engine.prefixes.store) == 2
+    assert bench.engine.idle
