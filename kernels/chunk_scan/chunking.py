@@ -12,8 +12,6 @@ from torch import Tensor
 
 from hypic.kernels.runs import Runs
 
-_LEAF_TOKENS = 4
-
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, initial_states: Tensor) -> None:
     """Raise ValueError unless q, k are `[T, H, K]`, v `[T, HV, V]` with H dividing HV, T the tokens of
@@ -78,53 +76,34 @@ class ChannelDecays:
 
 
 def channel_decays(rows: Sequence[Tensor], key: Tensor, log_decay: Tensor) -> ChannelDecays:
-    """Decays and decayed products; rows, key, log_decay: `[M, H, C, K]`, C four times a power of two.
+    """Decays and decayed products; rows, key, log_decay: `[M, H, C, K]`, C a power of two.
 
-    Blocks of 4, 8, 16, ... tokens are joined in twos: the later one's rows decay since the middle, the
-    earlier one's keys until the middle, and both exponents are plain sums of log decays.
+    Blocks of 1, 2, 4, ... tokens are joined in twos: the later one's rows decay since the middle, the earlier one's
+    keys until the middle, and both exponents are plain sums of log decays.
     """
-    tokens = key.shape[2]
-    products = [key.new_zeros(*key.shape[:3], tokens) for _ in rows]
-    since, until = _leaf_products(rows, key, log_decay, products)
-    size = _LEAF_TOKENS
-    while size < tokens:
-        halves = [torch.unflatten(x, 2, (-1, 2, size)).unbind(3) for x in (key, since, until, *rows)]
-        (earlier_key, _), (since_0, since_1), (until_0, until_1) = halves[:3]  # [M, H, B, size, K]
-        decayed_key = (earlier_key * until_0.exp()).mT
+    products = [torch.diag_embed((row * key).sum(-1)) for row in rows]
+    since, until = log_decay.clone(), torch.zeros_like(log_decay)  # in a token's block: up to it, and after it
+    size = 1
+    while size < key.shape[2]:
+        earlier_key, (since_0, since_1), until_0 = _halve(key, size)[0], _halve(since, size), _halve(until, size)[0]
+        decayed_key = (until_0.exp() * earlier_key).mT
         decay = since_1.exp()
-        for product, (_, later_row) in zip(products, halves[3:], strict=True):
-            corner = _blocks(product, 2 * size)[..., size:, :size]  # [M, H, B, size, size]
-            corner.copy_((later_row * decay) @ decayed_key)
-        since = torch.stack([since_0, since_1 + since_0[..., -1:, :]], dim=3).flatten(2, 4)
-        until = torch.stack([until_0 + since_1[..., -1:, :], until_1], dim=3).flatten(2, 4)
+        for product, row in zip(products, rows, strict=True):
+            corner = _diagonal_blocks(product, 2 * size)[..., size:, :size]  # [M, H, B, size, size]
+            corner.copy_((decay * _halve(row, size)[1]) @ decayed_key)
+        until_0 += since_1[..., -1:, :]
+        since_1 += since_0[..., -1:, :]
         size *= 2
     return ChannelDecays(since.exp_(), until.exp_(), products, log_decay.sum(-2, dtype=torch.float64))
 
 
-def _leaf_products(
-    rows: Sequence[Tensor], key: Tensor, log_decay: Tensor, products: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Fill the diagonal blocks of `products`; returns the log decays since the start of each token's block
-    (its own included) and until its end (its own excluded), `[M, H, C, K]`."""
-    size = _LEAF_TOKENS
-    key, log_decay, *rows = (torch.unflatten(x, 2, (-1, size)) for x in (key, log_decay, *rows))  # [M, H, B, size, K]
-    window = log_decay  # sum over the last `distance` tokens
-    for distance in range(size):
-        decayed = key
-        if distance:
-            before = log_decay[..., 1 : size - distance + 1, :]
-            window = log_decay[..., 1:, :] if distance == 1 else window[..., 1:, :] + before
-            decayed = key[..., : size - distance, :] * window.exp()
-        for product, row in zip(products, rows, strict=True):
-            band = _blocks(product, size).diagonal(-distance, dim1=3, dim2=4)  # [M, H, B, size - distance]
-            band.copy_((row[..., distance:, :] * decayed).sum(-1))
-    since = log_decay.cumsum(-2)
-    until = torch.zeros_like(log_decay)
-    until[..., :-1, :] = log_decay[..., 1:, :].flip(-2).cumsum(-2).flip(-2)
-    return since.flatten(2, 3), until.flatten(2, 3)
+def _halve(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Earlier and later halves of the blocks of 2 * size tokens of `[M, H, C, K]`: views, `[M, H, B, size, K]`."""
+    blocks = x.view(*x.shape[:2], x.shape[2] // (2 * size), 2, size, x.shape[3])
+    return blocks[:, :, :, 0], blocks[:, :, :, 1]
 
 
-def _blocks(matrix: Tensor, size: int) -> Tensor:
+def _diagonal_blocks(matrix: Tensor, size: int) -> Tensor:
     """The diagonal blocks `[M, H, C/size, size, size]` of `[M, H, C, C]`, as a view."""
     blocks = matrix.shape[-1] // size
     split = matrix.view(*matrix.shape[:2], blocks, size, blocks, size)
