@@ -1,0 +1,124 @@
+"""The one thread that may touch an engine: it takes orders from anywhere, and steps while there is something to do."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from hypic.config import EngineConfig
+from hypic.engine.composer import BuildTask
+from hypic.engine.engine import Engine
+from hypic.request import GenerationRequest, TokenOutput
+
+ResultT = TypeVar("ResultT")
+
+Listener = Callable[[TokenOutput | Exception, float], None]
+"""Told each output of its request, or why there will be none, and the seconds of the step it came from. Runs in the
+engine's thread: it must only hand the message on."""
+
+
+class EngineLoop:
+    """An engine in a thread of its own. All methods may be called from any thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Returns at once; `started` holds the engine once it is loaded, or why it could not be."""
+        self.started: Future[Engine] = Future()
+        self.last_error = ""
+        self._inbox: SimpleQueue[Callable[[Engine], None] | None] = SimpleQueue()
+        self._listeners: dict[str, Listener] = {}
+        # The engine is loaded in the thread that runs it: torch counts its threads for each calling thread.
+        self._thread = threading.Thread(target=self._run, args=(config,), name="engine", daemon=True)
+        self._thread.start()
+
+    def call(self, order: Callable[[Engine], ResultT]) -> "Future[ResultT]":
+        """Run an order between two steps. Its exceptions are the future's."""
+        future: Future[ResultT] = Future()
+
+        def carry_out(engine: Engine) -> None:
+            try:
+                future.set_result(order(engine))
+            except Exception as error:  # whatever it is belongs to the caller
+                future.set_exception(error)
+
+        self._inbox.put(carry_out)
+        return future
+
+    def open(self, request: GenerationRequest, listener: Listener) -> "Future[tuple[BuildTask, ...]]":
+        """Submit a request; its outputs go to `listener` until one has a finish reason or an exception comes."""
+
+        def submit(engine: Engine) -> tuple[BuildTask, ...]:
+            tasks = engine.submit(request)
+            self._listeners[request.request_id] = listener
+            return tasks
+
+        return self.call(submit)
+
+    def abort(self, request_id: str) -> "Future[bool]":
+        """Drop a request and its listener, without a last word. False if it was over already."""
+
+        def drop(engine: Engine) -> bool:
+            engine.abort(request_id)
+            return self._listeners.pop(request_id, None) is not None
+
+        return self.call(drop)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._listeners)
+
+    def stop(self) -> None:
+        """End the thread after the orders given so far."""
+        self._inbox.put(None)
+        self._thread.join(timeout=10)
+
+    def _run(self, config: EngineConfig) -> None:
+        try:
+            engine = Engine(config)
+        except Exception as error:  # told to whoever waits for the start
+            self.started.set_exception(error)
+            return
+        self.started.set_result(engine)
+        while self._obey(engine):
+            if engine.ready:
+                self._step(engine)
+
+    def _obey(self, engine: Engine) -> bool:
+        """Carry out every order at hand, sleeping for one if there is nothing else to do. False at the end."""
+        try:
+            order = self._inbox.get(block=not engine.ready)
+            while order is not None:
+                order(engine)
+                order = self._inbox.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _step(self, engine: Engine) -> None:
+        began = time.perf_counter()
+        try:
+            outputs = engine.step()
+        except Exception as error:  # no request may go on from a state that nobody vouches for
+            self.last_error = f"{type(error).__name__}: {error}"
+            self._fail_all(engine, error)
+            return
+        seconds = time.perf_counter() - began
+        for output in outputs:
+            listener = self._listeners.get(output.request_id)
+            if output.finish_reason is not None:
+                self._listeners.pop(output.request_id, None)
+            if listener is not None:
+                listener(output, seconds)
+
+    def _fail_all(self, engine: Engine, error: Exception) -> None:
+        listeners, self._listeners = self._listeners, {}
+        for request_id, listener in listeners.items():
+            engine.abort(request_id)
+            listener(error, 0.0)
+
+
+def store_stats(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Counts of the segment store and of the prefix store, as plain values."""
+    return asdict(engine.segments.stats), asdict(engine.prefixes.store.stats)

@@ -1,0 +1,155 @@
+"""What workers say and can be asked: the messages between router and workers, and one Protocol for each role.
+
+The router sees nothing else of a worker, so it runs unchanged on Ray actors and on objects in its own process.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from hypic.engine.composer import BuildTask
+from hypic.errors import UnavailableError
+from hypic.plan import Plan
+from hypic.protocol import EntryPayload
+from hypic.request import FinishReason, GenerationRequest, Usage
+from hypic.segment import Namespace
+from hypic.workers.cost import CostModel
+
+Role = Literal["scatter", "combine"]
+
+
+class WorkerLostError(UnavailableError):
+    """The worker's process is gone, or does not answer."""
+
+    code = "worker_lost"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker that is ready. namespace: must be equal in all workers of a cluster. cost: of a build, on scatter
+    workers. max_tokens: longest prompt and answer together. loading_seconds: from its start to here."""
+
+    name: str
+    role: Role
+    pid: int
+    namespace: Namespace
+    max_tokens: int
+    loading_seconds: float
+    cost: CostModel | None = None
+
+
+@dataclass(frozen=True)
+class BuiltSegment:
+    """A built entry on its way. finished_at: Unix time when it was ready to be sent."""
+
+    worker: str
+    payload: EntryPayload
+    build_seconds: float
+    finished_at: float
+
+
+@dataclass(frozen=True)
+class Opened:
+    """First message of a generation: it is planned, and these cold segments are nobody's task yet.
+
+    Each of them must be delivered or built on the combine worker; one that is not announced in time is built there.
+    """
+
+    tasks: tuple[BuildTask, ...]
+    reserve_seconds: float
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What one step yields for a generation. plan, combine_seconds (of the pass that gave the first token): in the
+    first message of this kind alone."""
+
+    token_id: int | None
+    text: str
+    usage: Usage
+    finish_reason: FinishReason | None
+    plan: Plan | None = None
+    combine_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How a segment reached its combine worker. transfer_seconds: from ready at the sender to usable here.
+    fallback: why it is built on the combine worker instead, "" if it arrived. lost: whether its sender is gone."""
+
+    key: bytes
+    worker: str = ""
+    build_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    payload_bytes: int = 0
+    fallback: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """Counts of a worker since its start, and what it holds now. leases: promised entries; 0 at idle."""
+
+    name: str
+    role: Role
+    built: int = 0
+    built_seconds: float = 0.0
+    delivered: int = 0
+    fallbacks: int = 0
+    requests: int = 0
+    open_requests: int = 0
+    leases: int = 0
+    segments: dict[str, Any] = field(default_factory=dict)
+    prefixes: dict[str, Any] = field(default_factory=dict)
+    last_error: str = ""
+
+
+class ScatterPort(Protocol):
+    """A worker that prefills cold segments."""
+
+    @property
+    def name(self) -> str: ...
+
+    def build(self, task: BuildTask) -> Awaitable[BuiltSegment]:
+        """Queue a build and return at once; builds run in the order of the calls. The result can be awaited by the
+        combine worker, wherever that runs. Raises WorkerLostError there if this worker dies."""
+        ...
+
+    async def hello(self) -> WorkerInfo:
+        """Answers once the worker is ready and the builds before this call are done."""
+        ...
+
+    async def stats(self) -> WorkerStats: ...
+
+
+class CombinePort(Protocol):
+    """A worker that owns a cache, combines and decodes. Every method raises WorkerLostError if it is gone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Opened | Tokens, None]:
+        """Run a request: one `Opened`, then `Tokens` up to the one with a finish reason. Raises InvalidRequestError or
+        PromptTooLongError before the first message."""
+        ...
+
+    async def deliver(self, key: bytes, result: Sequence[Awaitable[BuiltSegment]], patience_seconds: float) -> Delivery:
+        """Wait for a build elsewhere (one, in a list, so that Ray does not wait for it first) and take it in.
+
+        Built here instead if it fails or takes longer than `patience_seconds`.
+        """
+        ...
+
+    async def build_here(self, keys: Sequence[bytes]) -> None:
+        """Have pending segments built by this worker itself."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its stream ends there. Returns at once. Unknown ids are ignored."""
+        ...
+
+    async def plan(self, request: GenerationRequest) -> Plan: ...
+
+    async def hello(self) -> WorkerInfo: ...
+
+    async def stats(self) -> WorkerStats: ...
