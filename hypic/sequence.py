@@ -16,8 +16,9 @@ class CacheSpec:
     """Shapes of what a model remembers of a text.
 
     linear_layers, heads, key_dim, value_dim: recurrent states are float32 `[L, H, K, V]`. conv_channels,
-    conv_width: conv tails are `[L, c-1, C]`. attention_layers, kv_heads, attention_key_dim,
-    attention_value_dim: keys and values are `[F, S, HK, D]`. dtype: of everything but the states.
+    conv_width: conv tails are `[L, c-1, C]`; 0 and 1 for a model without convolution.
+    attention_layers, kv_heads, attention_key_dim, attention_value_dim: keys and values are
+    `[F, S, HK, D]`. dtype: of everything but the states.
     """
 
     linear_layers: int
@@ -123,6 +124,16 @@ class Trace:
     states: dict[int, list[Tensor]] = field(default_factory=dict)
     conv_tails: dict[int, list[Tensor]] = field(default_factory=dict)
     transitions: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def entering(self, piece: int, cache: SequenceCache) -> tuple[Tensor, Tensor]:
+        """State `[L, H, K, V]` and conv tails `[L, c-1, C]` with which a wanted piece was entered. cache: the
+        sequence's own, whose shapes hold where no linear layer, or no convolution, wrote anything down."""
+        assert piece in self.want_entering, (piece, self.want_entering)
+        states, tails = self.states.get(piece, []), self.conv_tails.get(piece, [])
+        return (
+            torch.stack(states) if states else torch.zeros_like(cache.states),
+            torch.stack(tails) if tails else torch.zeros_like(cache.conv_tails),
+        )
 
 
 @dataclass

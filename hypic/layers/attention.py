@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from hypic.batch import Batch, Rotary
+from hypic.layers.mixer import AttentionMemory
 from hypic.layers.norm import RMSNorm
 
 
@@ -15,6 +16,7 @@ class GatedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
+        self.memory = AttentionMemory(kv_heads, head_dim, head_dim)
         self.q_proj = nn.Linear(hidden_size, heads * head_dim * 2, bias=bias)
         self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)

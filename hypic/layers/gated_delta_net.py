@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypic.batch import Batch
+from hypic.batch import Batch, Rotary
+from hypic.layers.mixer import LinearMemory
 from hypic.layers.norm import GatedRMSNorm, l2_normalise
 from hypic.linear.family import LinearInputs
 from hypic.linear.gated_delta_net import FAMILY
@@ -43,6 +44,9 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, layer: int, shape: DeltaNetShape) -> None:
         super().__init__()
         self.layer, self.shape = layer, shape
+        self.memory = LinearMemory(
+            FAMILY, shape.value_heads, shape.key_dim, shape.value_dim, shape.conv_channels, shape.conv_width
+        )
         value_width = shape.value_heads * shape.value_dim
         self.conv1d = _Conv(shape.conv_channels, shape.conv_width)
         self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
@@ -64,7 +68,7 @@ class GatedDeltaNet(nn.Module):
         z = self.in_proj_z(x).view(-1, self.shape.value_heads, self.shape.value_dim)
         return self.in_proj_qkv(x), z, self.in_proj_b(x), self.in_proj_a(x)
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, rotary: Rotary = None) -> Tensor:
         shape = self.shape
         qkv, z, b, a = self.project(x)
         qkv = F.silu(batch.convolve(self.layer, qkv, self.conv1d.weight.squeeze(1), None))

@@ -41,3 +41,8 @@ class RotaryPositions:
         """cos, sin float32 `[T, R/2]` of int64 positions `[T]`."""
         angles = positions.float()[:, None] * self.frequencies.to(positions.device)[None, :]
         return angles.cos() * self.scale, angles.sin() * self.scale
+
+    def turn(self, offset_tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos, sin float32 `[R/2]` that move what is rotated already by an offset, negative ones too, without scale."""
+        angles = float(offset_tokens) * self.frequencies.to(device)
+        return angles.cos(), angles.sin()

@@ -17,9 +17,11 @@ class HybridModel(Protocol):
     """A hybrid-attention language model whose forward pass reads and writes memory through a `Batch`."""
 
     config: Any
-    family: LinearFamily
+    family: LinearFamily | None
+    """Of the linear layers; None for a model that has none."""
     layer_kinds: tuple[str, ...]
-    """"linear" or "full" for each layer, in order."""
+    """"linear" or "full" for each layer's mixer, in order of depth: twice for a layer that holds both, linear first;
+    not at all for a layer that remembers nothing."""
 
     def cache_spec(self) -> CacheSpec:
         """Shapes of what the model remembers."""
@@ -32,6 +34,10 @@ class HybridModel(Protocol):
 
     def rotate_keys(self, keys: Tensor, positions: Tensor, out: Tensor) -> None:
         """Rotate unrotated cached keys `[F, T, HK, K]` to positions `[T]`, into `out` of the same shape."""
+
+    def move_states(self, states: Tensor, offset_tokens: int) -> Tensor:
+        """States `[L, H, K, V]` of a segment once it stands `offset_tokens` further on: the very same unless the
+        linear layers rotate their keys (DESIGN 2.5)."""
 
     def checkpoint_name(self, name: str) -> str | None:
         """Our name of a tensor in a checkpoint, or None for one that text generation does not use."""

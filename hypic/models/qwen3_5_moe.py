@@ -6,14 +6,14 @@ from torch import nn
 
 from hypic.layers.mlp import SharedExpertMoE
 from hypic.models.contract import HybridModel
-from hypic.models.qwen3_5 import Model
+from hypic.models.qwen3_5 import text_model
 
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 
 
 def build(config: Any) -> HybridModel:
     """The mixture-of-experts text model of a Qwen3.5 config."""
-    return Model(config, mlp=_experts)
+    return text_model(config, mlp=_experts)
 
 
 def _experts(config: Any, layer: int) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hypic.layers.gated_delta_net import GatedDeltaNet
 from hypic.layers.mlp import GatedMLP, SharedExpertMoE
 from hypic.models.contract import HybridModel
-from hypic.models.qwen3_5 import Model
+from hypic.models.qwen3_5 import text_model
 
 MODEL_TYPES = ("qwen3_next",)
 
@@ -36,7 +36,7 @@ class InterleavedDeltaNet(GatedDeltaNet):
 
 def build(config: Any) -> HybridModel:
     """The text model of a Qwen3-Next config."""
-    return Model(config, mixer=InterleavedDeltaNet, mlp=_feed_forward)
+    return text_model(config, mixer=InterleavedDeltaNet, mlp=_feed_forward)
 
 
 def _feed_forward(config: Any, layer: int) -> nn.Module:
