@@ -52,7 +52,7 @@ def test_is_the_recurrence(gate: str, tokens: int) -> None:
     check(inputs(tokens, gate), bound=2e-6)
 
 
-@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("gate", ["token", "channel"])
 @pytest.mark.parametrize("decay", ["zero", "fifty", "mixed", "late"])
 def test_extreme_gates(beta: float, gate: str, decay: str) -> None:
