@@ -139,6 +139,16 @@ class LocalCluster:
             record=record,
         )
 
+    @property
+    def workers(self) -> Workers:
+        """The actors, for an HTTP server beside this one."""
+        return self._ray.workers
+
+    @property
+    def infos(self) -> list[WorkerInfo]:
+        """What each worker said of itself at its start."""
+        return self._ray.infos
+
     def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now."""
         return self._run(self.dispatcher.plan(request))

@@ -1,0 +1,145 @@
+"""The HTTP server on Ray Serve: one ingress replica in front of the workers, and the life of `hypic serve`."""
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any, cast
+
+from fastapi import FastAPI
+from ray import serve
+from rich.console import Console
+
+from hypic.config import ClusterConfig, EngineConfig, ServerConfig
+from hypic.errors import HypicError
+from hypic.router.api import Service, build_api
+from hypic.router.chat import ServedModel, default_sampling
+from hypic.router.cluster import RayWorkers
+from hypic.router.dispatcher import Dispatcher
+from hypic.router.placement import Policy
+from hypic.tokenizer import PromptTokenizer
+from hypic.workers.spawn import WorkerNames, connect
+
+APPLICATION = "hypic"
+
+
+def model_id(engine: EngineConfig) -> str:
+    """The name under which a checkpoint is served: its directory's."""
+    return engine.model.resolve().name
+
+
+class HttpServer:
+    """HTTP in front of spawned workers, for the length of a with block; needs Ray.
+
+    Entering starts it beside whatever else is starting; `wait` gives the URL once requests are answered.
+    """
+
+    def __init__(self, names: WorkerNames, engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
+        self._names, self._engine, self._cluster, self._server = names, engine, cluster, server
+        self._started: Future[None] = Future()
+
+    def __enter__(self) -> "HttpServer":
+        """Raises HypicError where the port is taken."""
+        if not self._cluster.address:
+            _check_port(self._server)
+        threading.Thread(target=self._start, name="serve", daemon=True).start()
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        """Take the application off a cluster that lives on; one that was started here takes it along as it ends."""
+        if self._cluster.address:
+            serve.delete(APPLICATION)
+
+    def wait(self) -> str:
+        """The URL. Raises what kept the server from starting."""
+        self._started.result()
+        return f"http://{self._server.host}:{self._server.port}"
+
+    def _start(self) -> None:
+        for name in ("ray.serve", "ray"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            serve.start(http_options={"host": self._server.host, "port": self._server.port})
+            application = _application(self._names, self._engine, self._cluster, self._server)
+            serve.run(application, name=APPLICATION, route_prefix="/")
+            self._started.set_result(None)
+        except Exception as error:  # `wait` raises it
+            self._started.set_exception(error)
+
+
+def serve_forever(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
+    """Start everything, say where it listens, and serve until SIGINT or SIGTERM."""
+    console, began = Console(stderr=True), time.perf_counter()
+
+    def progress(text: str) -> None:
+        console.print(f"[dim]{time.perf_counter() - began:5.1f} s[/dim]  {text}", highlight=False)
+
+    progress(f"starting Ray for {engine.model}")
+    with RayWorkers(engine, cluster, progress) as ray, HttpServer(ray.workers.names, engine, cluster, server) as http:
+        ray.wait()
+        url = http.wait()
+        console.print(_banner(url, model_id(engine)), highlight=False, soft_wrap=True)
+        _until_told()
+        progress("stopping")
+
+
+def _until_told() -> None:
+    """Until SIGINT or SIGTERM."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
+
+
+def _application(
+    names: WorkerNames, engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig
+) -> serve.Application:
+    """The ingress: one replica, restarted by Serve if it dies, which then finds the workers by their names."""
+
+    def build() -> FastAPI:
+        scatter, combine = connect(names)
+        tokenizer = PromptTokenizer.load(engine.model)
+        created = int(time.time())
+
+        def load(max_tokens: int) -> ServedModel:
+            return ServedModel(
+                model_id(engine), tokenizer, max_tokens, server.arm, created, *default_sampling(engine.model)
+            )
+
+        return build_api(Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load))
+
+    ingress: Any = serve.deployment(
+        serve.ingress(build)(),
+        name="router",
+        num_replicas=1,
+        max_ongoing_requests=256,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=2.0,
+        logging_config={"enable_access_log": False, "log_level": "ERROR"},
+    )
+    return cast(serve.Application, ingress.bind())
+
+
+def _check_port(server: ServerConfig) -> None:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            raise HypicError(
+                f"cannot listen on {server.host}:{server.port}: {error.strerror}; choose another --port"
+            ) from error
+
+
+def _banner(url: str, model: str) -> str:
+    return (
+        f"\n[bold]HYPIC serves {model} at {url}[/bold]   (API: {url}/docs, Ctrl-C stops)\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\n"
+        '    "documents": \\[{"title": "Ada", "text": "Ada keeps the blue key."}],\n'
+        '    "messages": \\[{"role": "user", "content": "Which key does Ada keep?"}],\n'
+        '    "max_tokens": 16, "hypic": {"explain": true}}\'\n'
+    )
