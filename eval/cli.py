@@ -1,0 +1,198 @@
+"""The command `hypic`. Each command reads its options, calls the module that does the work, and prints its report.
+
+Heavy imports (torch, transformers, ray) stand inside the commands, so that help comes at once. Faults that a user can
+mend end with one line on stderr and exit status 2.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypic.arms import ARMS
+from hypic.config import ClusterConfig, EngineConfig, ServerConfig
+from hypic.errors import HypicError, InvalidRequestError
+from hypic.eval.options import with_config
+
+app = typer.Typer(
+    help="Position-independent caching for hybrid-attention language models, served on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+evaluations = typer.Typer(help="Is it right, and is it safe for a model?", no_args_is_help=True)
+benchmarks = typer.Typer(help="What does it buy?", no_args_is_help=True)
+app.add_typer(evaluations, name="eval")
+app.add_typer(benchmarks, name="bench")
+
+ALL_ARMS = ",".join(ARMS)
+REUSING_ARMS = ",".join(arm.name for arm in ARMS.values() if arm.reuse_segments)
+
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object as the last line of output.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write the JSON and a Markdown report to as well.")]
+Arms = Annotated[str, typer.Option(help=f"Arms, separated by commas, of {', '.join(ARMS)}.")]
+DataSet = Annotated[str, typer.Option(help="recall, hotpotqa, or a file of JSON lines: question, documents, answers.")]
+Limit = Annotated[int, typer.Option(min=1, help="Questions of each set.")]
+Documents = Annotated[int, typer.Option(min=1, help="Documents of a question.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; always ends by raising SystemExit."""
+    try:
+        app(arguments)
+    except HypicError as error:
+        print(f"hypic: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+@app.command()
+@with_config
+def demo(engine: EngineConfig, cluster: ClusterConfig, json: Json = False, out: Out = None) -> None:
+    """A question over documents, answered from cached segments on a local Ray cluster, arm by arm."""
+    from hypic.eval.demo import run_demo
+    from hypic.eval.results import emit
+
+    emit(run_demo(engine, cluster), as_json=json, out=out)
+
+
+@app.command()
+@with_config
+def serve(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
+    """Serve a model over HTTP as OpenAI does, with documents that are prefilled once and reused anywhere."""
+    from hypic.router.app import serve_forever
+
+    serve_forever(engine, cluster, server)
+
+
+@app.command()
+@with_config
+def plan(
+    engine: EngineConfig,
+    request: Annotated[
+        Path | None, typer.Argument(help="Body of a chat completion request: messages and documents.")
+    ] = None,
+    documents: Annotated[Path | None, typer.Option(help="Documents as JSON lines {id?, title?, text}.")] = None,
+    question: Annotated[str, typer.Option(help="The question, where no request file is given.")] = "",
+    system: Annotated[str, typer.Option(help="System message, where no request file is given.")] = "",
+    arm: Annotated[str, typer.Option(help=f"One of {', '.join(ARMS)}.")] = "hypic",
+    warm: Annotated[Path | None, typer.Option(help="Documents to build first, as JSON lines.")] = None,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Show what would be reused of a prompt, and for each segment that would not, why. Nothing is generated."""
+    from hypic.eval.planning import chat_prompt, read_prompt, run_plan
+    from hypic.eval.results import emit
+    from hypic.eval.workloads import read_documents
+
+    if request is not None and (documents or question or system):
+        raise InvalidRequestError("give either a request file or --documents, --question and --system, not both")
+    found = read_documents(documents) if documents else []
+    prompt = read_prompt(request) if request else chat_prompt(question, system, found)
+    warm_documents = read_documents(warm) if warm else []
+    emit(run_plan(engine, prompt, arm, warm_documents), as_json=json, out=out)
+
+
+@evaluations.command()
+def algebra(
+    splits: Annotated[int, typer.Option(min=1, help="Random splits of each text.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text.")] = 2048,
+    seed: Seed = 0,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Composed states against a float64 token loop, every linear-attention family, one layer, no model."""
+    from hypic.eval.algebra_report import report_algebra
+    from hypic.eval.results import emit
+
+    emit(report_algebra(splits, tokens, seed), as_json=json, out=out)
+
+
+@evaluations.command()
+def parity(
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint directory; random ones of every architecture by default.")
+    ] = None,
+    timed_tokens: Annotated[int, typer.Option(min=0, help="Prompt of the timing, 0 for none.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats, in turns.")] = 7,
+    seed: Seed = 0,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Logits, greedy texts and speed of our full forward against Hugging Face transformers, float32 on the CPU."""
+    from hypic.eval.parity import run_parity
+    from hypic.eval.results import emit
+
+    emit(run_parity(model, timed_tokens, repeats, seed), as_json=json, out=out)
+
+
+@evaluations.command()
+@with_config
+def quality(
+    engine: EngineConfig,
+    dataset: DataSet = "recall",
+    arms: Arms = ALL_ARMS,
+    limit: Limit = 50,
+    documents: Documents = 8,
+    seed: Seed = 0,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Answers of each arm: exact match and F1, and what is lost against a full recompute."""
+    from hypic.engine.engine import Engine
+    from hypic.eval.quality import run_quality
+    from hypic.eval.results import emit
+
+    report = run_quality(Engine(engine), dataset, _names(arms), limit, documents, seed)
+    emit(report, as_json=json, out=out)
+
+
+@evaluations.command()
+@with_config
+def fidelity(
+    engine: EngineConfig,
+    dataset: DataSet = "recall",
+    arms: Arms = REUSING_ARMS,
+    limit: Limit = 8,
+    documents: Documents = 8,
+    seed: Seed = 0,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Deviation of every layer's memory of the documents from a full recompute, per arm."""
+    from hypic.engine.engine import Engine
+    from hypic.eval.fidelity import run_fidelity
+    from hypic.eval.results import emit
+
+    report = run_fidelity(Engine(engine), dataset, _names(arms), limit, documents, seed)
+    emit(report, as_json=json, out=out)
+
+
+@benchmarks.command()
+@with_config
+def ttft(
+    engine: EngineConfig,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint directory; a random Qwen3.5 made for timing by default.")
+    ] = None,
+    arms: Arms = "full,prefix,hypic",
+    documents: Documents = 16,
+    document_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a document, about.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; documents are shuffled anew for each request.")] = 3,
+    warm_repeats: Annotated[int, typer.Option(min=1, help="Requests a round of arms that reuse segments.")] = 5,
+    seed: Seed = 0,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Time to the first token over warm documents in shuffled order, arms in turns. Refuses to time wrong results."""
+    from hypic.eval.results import emit
+    from hypic.eval.ttft import Prompts, run_ttft
+
+    prompts = Prompts(documents, document_tokens, seed)
+    emit(run_ttft(engine, model, _names(arms), prompts, rounds, warm_repeats), as_json=json, out=out)
+
+
+def _names(arms: str) -> list[str]:
+    """The arms of a comma-separated list."""
+    return [name.strip() for name in arms.split(",") if name.strip()]

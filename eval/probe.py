@@ -1,0 +1,72 @@
+"""One combine pass, opened up: the logits, states, keys and values of a request in any arm.
+
+For evaluations that must see more than tokens. Goes through the same composer, builder and batch as the engine, but
+publishes no prefix, so that probing changes nothing that a later request would find.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypic.batch import PrefillBatch
+from hypic.engine.composer import Composer, Reservation
+from hypic.engine.engine import Engine
+from hypic.plan import Plan
+from hypic.request import GenerationRequest
+from hypic.sequence import Active, Trace
+
+
+@dataclass(frozen=True)
+class CombinedPrompt:
+    """What a combine pass leaves. logits: float32 `[vocabulary]` of the first new token. states: `[L, H, K, V]`, with
+    which the question was entered. keys (rotated) and values: `[F, T, HK, D]` of the T prompt tokens."""
+
+    plan: Plan
+    logits: Tensor
+    states: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+@torch.inference_mode()
+def combine(engine: Engine, request: GenerationRequest, composer: Composer | None = None) -> CombinedPrompt:
+    """Run the combine pass of a request, building what is cold first. composer: another than the engine's."""
+    composer = composer or engine.composer
+    reservation = composer.reserve(request)
+    try:
+        _build_missing(engine, composer, reservation)
+        sequence = composer.sequence(reservation)
+        last = sum(isinstance(piece, Active) for piece in sequence.pieces) - 1
+        sequence.trace = Trace(want_entering=(last,))
+        batch = PrefillBatch([sequence])
+        hidden = engine.model.forward(batch)
+        batch.finish()
+        logits = engine.model.logits(hidden[batch.last_rows()])[0]
+    finally:
+        reservation.release()
+    cache, tokens = sequence.cache, request.prompt_tokens
+    entered = sequence.trace.states.get(last, [])
+    return CombinedPrompt(
+        plan=reservation.plan,
+        logits=logits,
+        states=torch.stack(entered) if entered else cache.states,  # a model without linear layers has L = 0
+        keys=cache.keys[:, :tokens],
+        values=cache.values[:, :tokens],
+    )
+
+
+def computing_composer(engine: Engine) -> Composer:
+    """A composer for which every segment is too short to be reused: what it runs is a full recompute."""
+    longest = engine.max_tokens + 1
+    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, longest)
+
+
+def _build_missing(engine: Engine, composer: Composer, reservation: Reservation) -> None:
+    tasks = {key: composer.task(reservation, index) for index, key in reservation.missing.items()}
+    entries = {entry.key: entry for entry in engine.build(list(tasks.values()))} if tasks else {}
+    for entry in entries.values():
+        engine.deliver(entry)
+    for index, key in list(reservation.missing.items()):
+        reservation.entries[index] = entries[key]
+        del reservation.missing[index]
