@@ -163,12 +163,17 @@ def test_split_anywhere_is_whole(scan: Scan, cuts: list[int], seed: int) -> None
     edges = [0, *sorted(cuts), 90]
     lengths = [end - start for start, end in pairwise(edges)]
     whole = scan(x, Runs.from_lengths([[90]]), before, want_transition=[0])
-    chained = scan(x, Runs.from_lengths([lengths]), before)
+    every = range(len(lengths))
+    chained = scan(x, Runs.from_lengths([lengths]), before, want_entering=every, want_transition=every)
     close(chained.output, whole.output)
     close(chained.final_states, whole.final_states)
 
     apart = Runs.from_lengths([[length] for length in lengths])
-    built = scan(x, apart, torch.zeros(len(lengths), HV, K, V), want_transition=range(len(lengths)))
+    built = scan(x, apart, torch.zeros(len(lengths), HV, K, V), want_transition=every)
+    for run in every:
+        close(chained.transitions[run], built.transitions[run])
+        prefix = scan(cut(x, 0, edges[run]), Runs.from_lengths([[edges[run]]]), before)
+        close(chained.entering[run], prefix.final_states[0])
     pairs = [(built.transitions[run], built.final_states[run]) for run in range(len(lengths))]
     merged = pairs[0]
     for pair in pairs[1:]:
