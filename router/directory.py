@@ -30,16 +30,17 @@ class Directory:
             holders.discard(worker)
 
     def best(self, request: GenerationRequest, workers: Iterable[str]) -> dict[str, int]:
-        """Tokens of the request that each worker is thought to hold."""
+        """Tokens of the request's documents that each worker is thought to hold."""
         held = dict.fromkeys(workers, 0)
-        lengths = {digest: len(segment) for digest, segment in zip(_digests(request), request.segments, strict=False)}
-        for digest, tokens in lengths.items():
+        for digest, tokens in _digests(request).items():
             for worker in self._holders.get(digest, set()) & held.keys():
                 held[worker] += tokens
         return held
 
 
-def _digests(request: GenerationRequest) -> list[bytes]:
-    """A name for each section but the question: who may share it, how it is reused, and its tokens."""
+def _digests(request: GenerationRequest) -> dict[bytes, int]:
+    """A name for each document (who may share it, how it is reused, its tokens) and its length. Not of what opens the
+    prompt: a template that all requests share would draw them all to one worker."""
     scope = f"{request.salt}\0{request.arm.provenance}\0".encode()
-    return [scope + tokens_digest(segment.token_ids) for segment in request.segments[:-1]]
+    documents = [segment for segment in request.segments if segment.kind == "document"]
+    return {scope + tokens_digest(segment.token_ids): len(segment) for segment in documents}

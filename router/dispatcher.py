@@ -57,6 +57,7 @@ class _Combine:
     port: CombinePort
     alive: bool = True
     open_requests: int = 0
+    given_requests: int = 0
 
 
 @dataclass
@@ -163,6 +164,7 @@ class Dispatcher:
         self, worker: _Combine, request: GenerationRequest, record: RequestRecord, began: float
     ) -> AsyncGenerator[TokenOutput, None]:
         worker.open_requests += 1
+        worker.given_requests += 1
         finished = False
         deliveries: list[asyncio.Task[None]] = []
         try:
@@ -252,14 +254,20 @@ class Dispatcher:
         return [max((cost.seconds(len(task)) for cost in costs), default=0.0) for task in tasks]
 
     def _choose(self, request: GenerationRequest) -> _Combine:
-        """The combine worker thought to hold most of the request; of equals, the one with the least to do."""
+        """The combine worker that should be done first: its work is the tokens that it is thought not to hold, and a
+        prompt of this length for each request that it has open. Of equals, the one that has been given the fewest."""
         alive = [worker for worker in self._combine if worker.alive]
         if not alive:
             raise UnavailableError("no combine worker is there; it is started again, try again soon", 5)
         if len(alive) == 1:
             return alive[0]
         held = self.directory.best(request, [worker.port.name for worker in alive])
-        return min(alive, key=lambda worker: (-held[worker.port.name], worker.open_requests))
+
+        def work(worker: _Combine) -> tuple[int, int]:
+            missing_tokens = request.prompt_tokens - held[worker.port.name]
+            return missing_tokens + worker.open_requests * request.prompt_tokens, worker.given_requests
+
+        return min(alive, key=work)
 
     def _lose(self, worker: _Scatter | _Combine) -> None:
         """Ask a worker for nothing until it has answered."""
