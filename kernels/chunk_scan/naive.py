@@ -97,7 +97,8 @@ class _Loop:
     ) -> None:
         self.chunks, self.schedule, self.pairs = chunks, schedule, pairs
         self.want_entering, self.want_transition = set(want_entering), set(want_transition)
-        self.state = initial_states[list(schedule.order)] if schedule.order else initial_states.clone()
+        rows = torch.tensor(schedule.order, dtype=torch.int64, device=initial_states.device)
+        self.state = initial_states.index_select(0, rows).contiguous()  # a copy: advanced in place
         self.operator: Tensor | None = None  # [N, H, K, K], of the runs that are open
         if chunks.erase is not None and self.want_transition:
             self.operator = self.state.new_zeros(*self.state.shape[:-1], self.state.shape[-2])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hypic.kernels.chunk_scan.chunking import channel_decays, check_inputs, to_chunks, to_value_heads
 from hypic.kernels.chunk_scan.naive import Chunks, Pair, ScanResult, chunk_scan
+from hypic.kernels.chunk_scan.step import recurrent_step
 from hypic.kernels.runs import Runs
 
 
@@ -46,11 +47,7 @@ def diagonal_decay(
 def diagonal_decay_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
     """One token for each of N sequences: q, k `[N, H, K]`, v `[N, HV, V]`, g `[N, HV, K]`, states
     `[N, HV, K, V]`. Returns the output `[N, HV, V]` and the new states, in the dtype of `states`."""
-    groups = v.shape[1] // k.shape[1]
-    q, k = (x.to(states.dtype).repeat_interleave(groups, dim=1) for x in (q, k))
-    states = states * g.to(states.dtype).exp().unsqueeze(-1)
-    states = states + k.unsqueeze(-1) * v.to(states.dtype).unsqueeze(-2)
-    return (states * q.unsqueeze(-1)).sum(-2), states
+    return recurrent_step(q, k, v, g, None, states)
 
 
 @torch.no_grad()

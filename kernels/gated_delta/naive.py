@@ -23,6 +23,7 @@ from hypic.kernels.chunk_scan.chunking import (
     to_value_heads,
 )
 from hypic.kernels.chunk_scan.naive import Chunks, Pair, ScanResult, chunk_scan
+from hypic.kernels.chunk_scan.step import recurrent_step
 from hypic.kernels.runs import Runs
 
 
@@ -67,15 +68,7 @@ def gated_delta_step(
     """One token for each of N sequences: q, k `[N, H, K]`, v `[N, HV, V]`, g `[N, HV]`, `[N, HV, K]` or
     None, beta `[N, HV]`, states `[N, HV, K, V]`. Returns the output `[N, HV, V]` and the new states, in the
     dtype of `states`."""
-    groups = v.shape[1] // k.shape[1]
-    q, k = (x.to(states.dtype).repeat_interleave(groups, dim=1) for x in (q, k))
-    if g is not None:
-        decay = g.to(states.dtype).exp()
-        states = states * decay.view(*decay.shape, *[1] * (4 - decay.ndim))
-    predicted = (states * k.unsqueeze(-1)).sum(-2)  # [N, HV, V]
-    write = (v.to(states.dtype) - predicted) * beta.to(states.dtype).unsqueeze(-1)
-    states = states + k.unsqueeze(-1) * write.unsqueeze(-2)
-    return (states * q.unsqueeze(-1)).sum(-2), states
+    return recurrent_step(q, k, v, g, beta, states)
 
 
 def _check_gates(g: Tensor | None, beta: Tensor, tokens: int, heads: int, key_dim: int) -> None:

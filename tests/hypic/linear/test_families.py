@@ -201,3 +201,15 @@ def test_bytes_reported_are_bytes_held(family: LinearFamily) -> None:
     transition, state = built.transitions[0], built.entering[0]
     assert transition.shape == transition_shape(family.form, HV, K)
     assert held_bytes(transition) + held_bytes(state) == pair_bytes(family.form, HV, K, V)
+
+
+@every
+def test_steps_leave_their_states(family: LinearFamily) -> None:
+    x = sample(family, 3)
+    before = states(3)
+    strided = before.mT.contiguous().mT
+    output, after = family.step(x, strided)
+    assert torch.equal(strided, before)
+    expected = family.step(x, before)
+    assert torch.equal(output, expected[0])
+    assert torch.equal(after, expected[1])

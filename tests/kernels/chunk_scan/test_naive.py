@@ -187,3 +187,15 @@ def test_results_own_their_memory(scan: Scan) -> None:
     found = scan(inputs(60), Runs.from_lengths([[20, 40]]), states(1), want_entering=[1], want_transition=[0, 1])
     for tensor in (found.entering[1], *found.transitions.values()):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+@forms
+def test_states_may_be_strided(scan: Scan) -> None:
+    """A pool may hand out a view; it is read, never written."""
+    x, before = inputs(40), states(2)
+    strided = before.mT.contiguous().mT
+    runs = Runs.from_lengths([[10], [30]])
+    found, expected = scan(x, runs, strided), scan(x, runs, before)
+    assert torch.equal(found.output, expected.output)
+    assert torch.equal(found.final_states, expected.final_states)
+    assert torch.equal(strided, before)
