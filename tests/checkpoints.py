@@ -3,12 +3,15 @@
 What tests of the engine, the workers and the server load in place of a real model.
 """
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from hypic.models.load import architectures
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 256 + len(SPECIAL_TOKENS)
@@ -20,59 +23,29 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-_SHAPE: dict[str, Any] = {
+_COMMON: dict[str, Any] = {
     "vocab_size": 272,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
     "max_position_embeddings": 4096,
-    "layer_types": [
-        "linear_attention",
-        "full_attention",
-        "linear_attention",
-        "linear_attention",
-        "full_attention",
-    ],
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [2, 1, 1],
-    },
-}
-_EXPERTS: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 24,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+    "bos_token_id": None,
 }
 
 
-def write_checkpoint(
-    path: Path, kind: str = "qwen3_5", tie: bool = False, seed: int = 0, **config: Any
-) -> Path:
+def write_checkpoint(path: Path, kind: str = "qwen3_5", tie: bool = False, seed: int = 0, **config: Any) -> Path:
     """Write a random model of that `model_type`, its tokenizer and its generation config. Returns `path`.
 
-    config: fields of the Hugging Face config to set otherwise. Weights are scaled up from the usual
-    initialisation, so that layers do more than pass their input on and greedy texts vary.
+    config: fields of the Hugging Face config to set otherwise than the architecture's `TINY` does. Weights are
+    scaled up from the usual initialisation, so that layers do more than pass their input on and greedy texts vary.
     """
     path.mkdir(parents=True, exist_ok=True)
-    shape = {**_SHAPE, **({} if kind == "qwen3_5" else _EXPERTS)}
-    shape |= {"tie_word_embeddings": tie, "eos_token_id": 258, "pad_token_id": 256, "bos_token_id": None}
+    architecture = architectures()[kind]
+    shape = _COMMON | architecture.TINY | {"tie_word_embeddings": tie} | config
     torch.manual_seed(seed)
-    model = _random_model(kind, shape | config)
+    model = reference_class(kind)._from_config(text_config(kind, shape)).eval()
+    _shake(model)
     model.save_pretrained(path)
-    (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [258, 256], "pad_token_id": 256})
-    )
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 256], "pad_token_id": 256}))
     write_tokenizer(path)
     return path
 
@@ -98,20 +71,35 @@ def write_tokenizer(path: Path) -> None:
     fast.save_pretrained(path)
 
 
-def _random_model(kind: str, shape: dict[str, Any]) -> Any:
-    import transformers
+def text_config(kind: str, fields: dict[str, Any]) -> Any:
+    """The config of the text model of an architecture."""
+    from transformers import AutoConfig
 
-    names = {"qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM")}
-    names |= {"qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM")}
-    names |= {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM")}
-    config_name, model_name = names[kind]
-    model = getattr(transformers, model_name)(getattr(transformers, config_name)(**shape)).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("A_log"):  # slow decay, so that a state remembers further than a few tokens
-                parameter.uniform_(-8.0, -4.0)
-            elif parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            else:
-                parameter.mul_(4)
-    return model
+    architecture = architectures()[kind]
+    if hasattr(architecture, "Config"):
+        return architecture.Config(**fields)
+    return AutoConfig.for_model(architecture.MODEL_TYPES[-1], **fields)
+
+
+def reference_class(kind: str) -> Any:
+    """The model that an architecture must agree with: that of transformers, or where it has none, one of ours."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    if hasattr(architectures()[kind], "Config"):
+        return importlib.import_module(f"references.{kind}").ForCausalLM
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(architectures()[kind].MODEL_TYPES[-1]))]
+
+
+@torch.no_grad()
+def _shake(model: Any) -> None:
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("A_log"):  # slow decay, so that a state remembers further than a few tokens
+            parameter.uniform_(-8.0, -4.0)
+        elif name.endswith("e_score_correction_bias"):
+            parameter.normal_(std=0.1)
+        elif not isinstance(parameter, torch.nn.Parameter):
+            continue  # computed from the config
+        elif parameter.ndim == 1:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        else:
+            parameter.mul_(4)

@@ -1,7 +1,10 @@
 """What the engine asks of a model, and what a file in this package provides.
 
 A model file defines `MODEL_TYPES`, the `model_type` names of Hugging Face configs that it serves, and
-`build(config)`, which returns the model without weights (on the meta device when called under it).
+`build(config)`, which returns the model without weights (on the meta device when called under it). `MODEL_TYPES` ends
+with the type of the text model. `TINY` holds the fields of the smallest config that shows what the architecture can do:
+tests and `hypic eval parity` write random checkpoints of that shape. A `model_type` that transformers does not know
+comes with `Config`, a PreTrainedConfig.
 """
 
 from typing import Any, Protocol
@@ -9,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hypic.batch import Batch
+from hypic.errors import UnsupportedModelError
 from hypic.linear.family import LinearFamily
 from hypic.sequence import CacheSpec
 
@@ -41,3 +45,13 @@ class HybridModel(Protocol):
 
     def checkpoint_name(self, name: str) -> str | None:
         """Our name of a tensor in a checkpoint, or None for one that text generation does not use."""
+
+
+def require(config: Any, **served: object) -> None:
+    """Refuse a config that asks for something else than what is served. Raises UnsupportedModelError naming it."""
+    for name, value in served.items():
+        found = getattr(config, name, value)
+        if found != value:
+            raise UnsupportedModelError(
+                f"{config.model_type} with {name} = {found!r} is not served, only with {name} = {value!r}"
+            )

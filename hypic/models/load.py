@@ -19,6 +19,9 @@ from hypic.models.contract import HybridModel
 
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
+# Small tensors that the recurrences and routers compute with in float32: rounding them would buy nothing.
+_FLOAT32 = re.compile(r"(\.A_log|\.dt_bias|\.D|e_score_correction_bias|expert_bias)$")
+
 
 def architectures() -> dict[str, ModuleType]:
     """Every served `model_type` and the file that serves it."""
@@ -65,14 +68,14 @@ def load_model(path: Path, dtype: torch.dtype | None = None, device: str = "cpu"
 
 
 def _tensors(path: Path, model: HybridModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of all shards under our names, floating ones in `dtype`."""
+    """Tensors of all shards under our names, floating ones in `dtype`, those that decide over decays in float32."""
     for shard in _shards(path):
         try:
             with safe_open(shard, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
                     ours = model.checkpoint_name(name)
                     if ours is not None:
-                        yield ours, file.get_tensor(name).to(dtype)
+                        yield ours, file.get_tensor(name).to(torch.float32 if _FLOAT32.search(name) else dtype)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read as safetensors: {error}; download it again") from error
 
@@ -92,7 +95,8 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _merge_experts(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Per-expert matrices, as older checkpoints hold them, stacked to `[E, 2I, D]` and `[E, D, I]`."""
+    """Per-expert matrices, as older checkpoints hold them, stacked to `[E, 2I, D]` and `[E, D, I]`; experts without a
+    gate to `[E, I, D]`."""
     experts: dict[str, dict[tuple[str, int], Tensor]] = {}
     for name, tensor in tensors:
         match = _EXPERT.match(name)
@@ -102,14 +106,14 @@ def _merge_experts(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str,
             experts.setdefault(match[1], {})[match[3], int(match[2])] = tensor
     for prefix, matrices in experts.items():
         count = 1 + max(expert for _, expert in matrices)
+        kinds = ("gate", "up", "down") if any(kind == "gate" for kind, _ in matrices) else ("up", "down")
         try:
-            gate, up, down = (
-                torch.stack([matrices[kind, expert] for expert in range(count)]) for kind in ("gate", "up", "down")
-            )
+            stacks = {kind: torch.stack([matrices[kind, expert] for expert in range(count)]) for kind in kinds}
         except KeyError as error:
             raise CheckpointError(f"{prefix} lacks the matrix {error.args[0]} of its {count} experts") from error
-        yield f"{prefix}.gate_up_proj", torch.cat([gate, up], dim=1)
-        yield f"{prefix}.down_proj", down
+        yield f"{prefix}.down_proj", stacks.pop("down")
+        name = "_".join(stacks)  # gate_up or up
+        yield f"{prefix}.{name}_proj", torch.cat(list(stacks.values()), dim=1)
 
 
 def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, tied: bool) -> None:

@@ -17,6 +17,26 @@ from hypic.layers.rotary import RotaryPositions
 from hypic.models.contract import HybridModel
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
+TINY: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+    },
+}
 
 _NAMES = Names(((r"^model\.language_model\.", "model."),), unused=r"mtp\.|model\.visual\.|visual\.")
 

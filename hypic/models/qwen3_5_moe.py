@@ -6,9 +6,16 @@ from torch import nn
 
 from hypic.layers.mlp import SharedExpertMoE
 from hypic.models.contract import HybridModel
+from hypic.models.qwen3_5 import TINY as DENSE
 from hypic.models.qwen3_5 import text_model
 
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
+TINY: dict[str, Any] = DENSE | {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 24,
+}
 
 
 def build(config: Any) -> HybridModel:

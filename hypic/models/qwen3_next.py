@@ -9,8 +9,10 @@ from hypic.layers.gated_delta_net import GatedDeltaNet
 from hypic.layers.mlp import GatedMLP, SharedExpertMoE
 from hypic.models.contract import HybridModel
 from hypic.models.qwen3_5 import text_model
+from hypic.models.qwen3_5_moe import TINY as EXPERTS
 
 MODEL_TYPES = ("qwen3_next",)
+TINY = EXPERTS
 
 
 class InterleavedDeltaNet(GatedDeltaNet):

@@ -1,0 +1,191 @@
+"""Every architecture there is: equal to its reference, and position-independent caching with every arm.
+
+They are found as the engine finds them. A new file is tested by being there; without `TINY` it fails here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import KINDS, ONE_LAYER, VARIANTS, Asker, ids_of, logits_in_pieces
+from checkpoints import reference_class, write_checkpoint
+from torch import Tensor
+
+from hypic.arms import ARMS
+from hypic.errors import UnsupportedModelError
+from hypic.models.load import architectures, load_model
+from hypic.protocol import decode_entry, encode_entry
+
+MakeAsker = Callable[..., Asker]
+REUSING = [name for name in ARMS if ARMS[name].reuse_segments]
+CASES = [(kind, {}) for kind in KINDS] + [(kind, variant) for kind in KINDS for variant in VARIANTS.get(kind, [])]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices are tiny here: on a busy machine a second thread makes this several times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.fixture(scope="module")
+def asker(tmp_path_factory: pytest.TempPathFactory) -> MakeAsker:
+    """An engine by architecture, with fields of the config set otherwise; made once."""
+
+    @cache
+    def make(kind: str, **config: Any) -> Asker:
+        return Asker(write_checkpoint(tmp_path_factory.mktemp(kind) / kind, kind, **config))
+
+    return lambda kind, one_layer=False: (
+        make(kind)
+        if not one_layer
+        else Asker(write_checkpoint(tmp_path_factory.mktemp(kind) / kind, kind, **ONE_LAYER[kind]))
+    )
+
+
+def load_reference(kind: str, path: Path) -> Any:
+    return reference_class(kind).from_pretrained(path, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_file_says_what_it_serves(kind: str) -> None:
+    module = architectures()[kind]
+    assert module.MODEL_TYPES[0] == kind, "the file is named after the type that it serves"
+    assert module.TINY, "tests and evaluation need the smallest config of each architecture"
+
+
+@pytest.mark.parametrize(("kind", "variant"), CASES)
+@torch.inference_mode()
+def test_logits_are_those_of_the_reference(tmp_path: Path, kind: str, variant: dict[str, Any]) -> None:
+    path = write_checkpoint(tmp_path / kind, kind, **variant)
+    reference, model = load_reference(kind, path), load_model(path)
+    ids = torch.randint(0, 256, (130,), generator=torch.Generator().manual_seed(0))
+    expected = reference(ids[None]).logits[0]
+    assert expected.std() > 0.1, "logits that hardly vary would agree with anything"
+    for tokens, cuts in [(130, (130,)), (130, (63, 2, 40)), (9, (1,))]:
+        assert gap(logits_in_pieces(model, ids[:tokens], cuts), expected[:tokens]) <= 1e-4, cuts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_tied_embeddings(tmp_path: Path, kind: str) -> None:
+    """As the reference has it, or refused where the reference cannot."""
+    path = write_checkpoint(tmp_path / kind, kind, tie=True)
+    if not reference_class(kind)._tied_weights_keys:
+        with pytest.raises(UnsupportedModelError, match="tie_word_embeddings"):
+            load_model(path)
+        return
+    ids = torch.arange(65)
+    assert gap(logits_in_pieces(load_model(path), ids, (65,)), load_reference(kind, path)(ids[None]).logits[0]) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_generates_what_the_reference_does(asker: MakeAsker, kind: str) -> None:
+    ask = asker(kind)
+    segments = ask.prompt(1, 2, 3)
+    ids = ids_of(segments)[None]
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    with torch.inference_mode():
+        expected = load_reference(kind, ask.path).generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    assert ask.tokens(ask.request(segments, "full")) == expected[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("arm", REUSING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hit_equals_miss(asker: MakeAsker, kind: str, arm: str) -> None:
+    """Warm, cold and met elsewhere first: the same numbers, to rounding, and not those of another arm."""
+    ask = asker(kind)
+    segments = ask.prompt(1, 2, 3)
+    cold, _ = ask.combine(ask.request(segments, arm, salt=f"a{arm}"))
+    ask.combine(ask.request(ask.prompt(3, 1, 4, 2), arm, salt=f"b{arm}"))
+    request = ask.request(segments, arm, salt=f"b{arm}")
+    assert all(row.source != "build" for row in ask.engine.plan(request).rows)
+    warm, _ = ask.combine(request)
+    assert gap(warm, cold) <= 1e-4
+    full, _ = ask.combine(ask.request(segments, "full"))
+    assert torch.isfinite(warm).all()
+    assert gap(warm, full) > 1e-4, "reuse that changes nothing in a deep model did not happen"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_prefix_and_all_active_equal_full(asker: MakeAsker, kind: str) -> None:
+    ask = asker(kind)
+    segments = ask.prompt(1, 2, 3)
+    full, _ = ask.combine(ask.request(segments, "full"))
+    ask.tokens(ask.request(segments, "prefix", salt="p"))
+    again = ask.request(segments, "prefix", salt="p")
+    assert ask.engine.plan(again).cached_tokens == again.prompt_tokens - 9
+    assert gap(ask.combine(again)[0], full) <= 1e-4
+    wide = replace(ARMS["hypic"], seam_tokens=500)
+    assert gap(ask.combine(ask.request(segments, wide))[0], full) <= 1e-4, "a seam over the whole segment"
+    anchored = ask.prompt(1)
+    expected, _ = ask.combine(ask.request(anchored, "full"))
+    assert gap(ask.combine(ask.request(anchored, "anchored"))[0], expected) <= 1e-4, "built where it stands"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_layer_composes_exactly_wherever_segments_stand(asker: MakeAsker, kind: str) -> None:
+    ask = asker(kind)
+    assert ask.engine.model.layer_kinds[0] == "linear"
+    segments = ask.prompt(1, 2, 3, 2)
+    memories = {}
+    for arm in ("full", "hypic", "addition", "last_state"):
+        ask.combine(ask.request(ask.prompt(3, 2, 1, leading=0), arm, salt="elsewhere"))
+        memories[arm] = ask.combine(ask.request(segments, arm, salt="elsewhere"))[1].states[0]
+    scale = float(memories["full"].abs().max())
+    gaps = {arm: gap(state, memories["full"]) / scale for arm, state in memories.items()}
+    assert gaps["hypic"] <= 2e-5, gaps
+    assert min(gaps["addition"], gaps["last_state"]) > 100 * gaps["hypic"] > 0, gaps
+
+
+@pytest.mark.parametrize("kind", sorted(ONE_LAYER))
+def test_one_layer_is_exact_to_the_logits(asker: MakeAsker, kind: str) -> None:
+    ask = asker(kind, one_layer=True)
+    segments = ask.prompt(1, 2, 3, 2)
+    full, _ = ask.combine(ask.request(segments, "full"))
+    ask.combine(ask.request(ask.prompt(3, 2, 1), "hypic"))
+    assert gap(ask.combine(ask.request(segments, "hypic"))[0], full) <= 1e-4
+    assert gap(ask.combine(ask.request(segments, "last_state"))[0], full) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_travel_bit_for_bit(asker: MakeAsker, kind: str) -> None:
+    ask = asker(kind)
+    request = ask.request(ask.prompt(1, 2), "hypic", salt="travel")
+    tasks = ask.engine.submit(request)
+    ask.engine.abort(request.request_id)
+    spec = ask.engine.model.cache_spec()
+    for entry in ask.engine.build(list(tasks)):
+        other = decode_entry(encode_entry(entry))
+        assert entry.states.dtype == torch.float32
+        assert entry.conv_tails.shape[1:] == (spec.conv_width - 1, spec.conv_channels)
+        assert entry.keys.shape[0] == spec.attention_layers
+        for name, tensor in entry.tensors.items():
+            assert torch.equal(tensor, other.tensors[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_company_changes_nothing(asker: MakeAsker, kind: str) -> None:
+    """Four requests decoded together answer as each does alone: no state leaks into a neighbour."""
+    ask = asker(kind)
+    prompts = [ask.prompt(n, n + 1) for n in range(1, 5)]
+    alone = [ask.tokens(ask.request(prompt, "hypic", salt="alone")) for prompt in prompts]
+    assert len({tuple(tokens) for tokens in alone}) > 2, "prompts that answer alike test nothing"
+    requests = [ask.request(prompt, "hypic", salt="together") for prompt in prompts]
+    for request in requests:
+        ask.engine.build_here(task.key for task in ask.engine.submit(request))
+    outputs: dict[str, list[int | None]] = {request.request_id: [] for request in requests}
+    while not ask.engine.idle:
+        for output in ask.engine.step():
+            outputs[output.request_id].append(output.token_id)
+    assert [outputs[request.request_id] for request in requests] == alone
