@@ -49,12 +49,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 @app.command()
 @with_config
-def demo(engine: EngineConfig, cluster: ClusterConfig, json: Json = False, out: Out = None) -> None:
+def demo(
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    arms: Arms = "full,prefix,addition,hypic",
+    json: Json = False,
+    out: Out = None,
+) -> None:
     """A question over documents, answered from cached segments on a local Ray cluster, arm by arm."""
     from hypic.eval.demo import run_demo
     from hypic.eval.results import emit
 
-    emit(run_demo(engine, cluster), as_json=json, out=out)
+    emit(run_demo(engine, cluster, _names(arms)), as_json=json, out=out)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hypic.batch import DecodeBatch, PrefillBatch
 from hypic.errors import UnsupportedModelError
-from hypic.eval.random_model import SMALL, TINY, write_random_model
+from hypic.eval.random_model import small_shape, tiny_shape, write_random_model
 from hypic.eval.results import Report, Table, say
 from hypic.models.contract import HybridModel
 from hypic.models.load import architectures, load_config, load_model
@@ -56,12 +56,8 @@ def silence_transformers() -> None:
 
 def text_model_types() -> dict[str, str]:
     """Served architecture (its file's name) -> the `model_type` of its text model."""
-    found: dict[str, str] = {}
-    for model_type, module in architectures().items():
-        name = module.__name__.rpartition(".")[2]
-        if name not in found or model_type.endswith("_text"):
-            found[name] = model_type
-    return found
+    modules = architectures().values()
+    return {module.__name__.rpartition(".")[2]: module.MODEL_TYPES[-1] for module in modules}
 
 
 def compare(path: Path, seed: int) -> dict[str, Any]:
@@ -129,14 +125,15 @@ def _architecture(model_type: str, timed_tokens: int, repeats: int, seed: int) -
     try:
         for tied in (False, True):
             with tempfile.TemporaryDirectory(prefix="hypic-parity-") as folder:
-                write_random_model(Path(folder), model_type, TINY | {"tie_word_embeddings": tied}, seed, gain=4.0)
+                shape = tiny_shape(model_type) | {"tie_word_embeddings": tied}
+                write_random_model(Path(folder), model_type, shape, seed, gain=4.0)
                 outcomes.append(compare(Path(folder), seed))
     except UnsupportedModelError as error:
         return {"skipped": str(error)}
     worst = {name: max(outcome[name] for outcome in outcomes) for name in ("max_abs_logit_diff", "max_abs_logit")}
     with tempfile.TemporaryDirectory(prefix="hypic-parity-") as folder:
         if timed_tokens:
-            write_random_model(Path(folder), model_type, SMALL, seed)
+            write_random_model(Path(folder), model_type, small_shape(model_type), seed)
         times = race(Path(folder), timed_tokens, repeats, seed)
     return {**worst, "greedy_equal": all(outcome["greedy_equal"] for outcome in outcomes), **times}
 

@@ -46,11 +46,10 @@ def combine(engine: Engine, request: GenerationRequest, composer: Composer | Non
     finally:
         reservation.release()
     cache, tokens = sequence.cache, request.prompt_tokens
-    entered = sequence.trace.states.get(last, [])
     return CombinedPrompt(
         plan=reservation.plan,
         logits=logits,
-        states=torch.stack(entered) if entered else cache.states,  # a model without linear layers has L = 0
+        states=sequence.trace.entering(last, cache)[0],
         keys=cache.keys[:, :tokens],
         values=cache.values[:, :tokens],
     )

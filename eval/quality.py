@@ -10,7 +10,7 @@ from typing import Any
 
 from hypic.arms import Arm, arm_named
 from hypic.engine.engine import Engine
-from hypic.errors import InvalidRequestError, PromptTooLongError
+from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.eval.metrics import best_over, bootstrap_interval, exact_match, relative_drop, token_f1
 from hypic.eval.results import Report, Table, progress
 from hypic.eval.workloads import Question, question_sets
@@ -74,7 +74,7 @@ def answer_all(
 
 
 def _stream(engine: Engine, requests: Iterable[GenerationRequest]) -> Iterable[tuple[int, str]]:
-    """(request number, whole text) as requests finish, a bounded number of them open at a time."""
+    """(request number, whole text) as requests finish, a bounded number of them open. Raises GenerationError."""
     waiting = deque(requests)
     open_texts: dict[str, str] = {}
     while waiting or open_texts:
@@ -83,6 +83,8 @@ def _stream(engine: Engine, requests: Iterable[GenerationRequest]) -> Iterable[t
             engine.build_here([task.key for task in engine.submit(request)])
             open_texts[request.request_id] = ""
         for output in engine.step():
+            if output.finish_reason == "error":
+                raise GenerationError(output.error)
             open_texts[output.request_id] += output.text
             if output.finish_reason is not None:
                 yield int(output.request_id), open_texts.pop(output.request_id)

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ def emit(report: Report, *, as_json: bool, out: Path | None) -> None:
         say(f"written: {stem}.json, {stem}.md")
     if as_json:
         print(line, flush=True)
+
+
+def show(what: str | Table) -> None:
+    """Print a line or a table on stdout at once, for commands that tell what they do while they do it."""
+    Console().print(what.rich() if isinstance(what, Table) else Text(what))
 
 
 def say(text: str) -> None:

@@ -23,20 +23,22 @@ from torch import nn
 from hypic.arms import ARMS, Arm, arm_named
 from hypic.config import BUNDLED_MODEL, EngineConfig
 from hypic.engine.engine import Engine
-from hypic.errors import HypicError, InvalidRequestError
+from hypic.errors import GenerationError, HypicError, InvalidRequestError
 from hypic.eval.parity import silence_transformers
 from hypic.eval.probe import combine, computing_composer
-from hypic.eval.random_model import SMALL, copy_tokenizer, write_random_model
+from hypic.eval.random_model import copy_tokenizer, small_shape, write_random_model
 from hypic.eval.results import Report, Table, progress, say
 from hypic.eval.workloads import long_documents
 from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams, TokenOutput
 from hypic.segment import Document, Message
+from hypic.tokenizer import PromptTokenizer
 
 SYSTEM = "You answer questions from the documents. Quote the sentence that your answer rests on."
 QUESTION = "Which of the people in these documents was born first?"
 GATE = 1e-3
 _GATE_DOCUMENTS = 4
+_MODEL_TYPE = "qwen3_5_text"
 
 
 class GateError(HypicError):
@@ -187,14 +189,19 @@ def warm_arm(workload: Workload, arm: Arm) -> None:
 
 
 def time_request(engine: Engine, request: GenerationRequest, timings: Timings) -> TokenOutput:
-    """Submit and step until the first token, which also is the last. Cold segments are built here, in that time."""
+    """Submit and step until the first token, which also is the last. Cold segments are built here, in that time; what
+    the engine does after the first token (it remembers the prefix) is not in it. Raises GenerationError."""
     start = time.perf_counter()
     engine.build_here([task.key for task in engine.submit(request)])
     outputs: list[TokenOutput] = []
     while not outputs:
         outputs = engine.step()
     timings.seconds.append(time.perf_counter() - start)
+    while not engine.idle:
+        engine.step()
     output = outputs[0]
+    if output.finish_reason == "error":
+        raise GenerationError(output.error)
     timings.tokens_computed.append(output.usage.computed_tokens + output.usage.built_tokens)
     timings.prompt_tokens, timings.first_token = output.usage.prompt_tokens, output.token_id
     return output
@@ -228,7 +235,8 @@ def _checkpoint(model: Path | None) -> Iterator[Path]:
     silence_transformers()
     with tempfile.TemporaryDirectory(prefix="hypic-ttft-") as folder:
         copy_tokenizer(BUNDLED_MODEL, Path(folder))
-        write_random_model(Path(folder), "qwen3_5_text", SMALL, gain=2.0)
+        vocabulary = len(PromptTokenizer.load(Path(folder)).hf)
+        write_random_model(Path(folder), _MODEL_TYPE, small_shape(_MODEL_TYPE) | {"vocab_size": vocabulary}, gain=2.0)
         yield Path(folder)
 
 

@@ -44,6 +44,8 @@ def question_sets(dataset: str, limit: int, documents: int, seed: int) -> dict[s
     InvalidRequestError where there is no such set, or a line is not of that form.
     """
     if dataset == "recall":
+        if documents < 2:
+            raise InvalidRequestError(f"recall needs two documents or more, found {documents}")
         return {probe: _recall(probe, limit, documents, seed) for probe in PROBES}
     path = HOTPOTQA if dataset == "hotpotqa" else Path(dataset)
     if not path.is_file():
