@@ -177,8 +177,11 @@ def _error(status: int, message: str, code: str, param: str | None = None) -> JS
 
 
 def _param(location: tuple[int | str, ...]) -> str | None:
-    """("body", "messages", 0, "role") as messages[0].role."""
+    """("body", "messages", 0, "role") as messages[0].role; which type of a union was tried is left out."""
     path = ""
     for step in location[1:]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step.isidentifier() and step != "str":
+            path += f".{step}"
     return path.removeprefix(".") or None

@@ -6,7 +6,19 @@ are listed, and refused by hypic.router.chat.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("holds a lone surrogate, which is not a character") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 
 
 class Body(BaseModel):
@@ -17,20 +29,20 @@ class Body(BaseModel):
 
 class TextPart(Body):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = Field(
+    content: Text | list[TextPart] | None = Field(
         default=None, description="A text, or parts: of the last user message each part but the last is a segment."
     )
 
 
 class DocumentBody(Body):
-    text: str
-    title: str | None = None
-    id: str | None = Field(default=None, description="Names the document in a plan; it does not identify its text.")
+    text: Text
+    title: Text | None = None
+    id: Text | None = Field(default=None, description="Names the document in a plan; it does not identify its text.")
 
 
 class StreamOptions(Body):
@@ -39,14 +51,14 @@ class StreamOptions(Body):
 
 class HypicOptions(Body):
     explain: bool = Field(default=False, description="Return the plan, a row a segment, and timings.")
-    arm: str | None = Field(default=None, description="How to reuse: full, prefix, hypic, anchored, ...")
+    arm: Text | None = Field(default=None, description="How to reuse: full, prefix, hypic, anchored, ...")
 
 
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
     messages: list[MessageBody]
-    model: str | None = Field(default=None, description="As in /v1/models; may be left out.")
+    model: Text | None = Field(default=None, description="As in /v1/models; may be left out.")
     documents: list[DocumentBody] = Field(
         default=[], description="Stand before the last user message's text, each a segment that is cached by itself."
     )
@@ -57,8 +69,8 @@ class ChatBody(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    cache_salt: str | None = Field(default=None, description="Nothing cached is shared between different salts.")
+    stop: Text | list[Text] | None = None
+    cache_salt: Text | None = Field(default=None, description="Nothing cached is shared between different salts.")
     hypic: HypicOptions = HypicOptions()
     n: int | None = 1
     logprobs: bool | None = False

@@ -106,17 +106,26 @@ class EngineLoop:
             return
         seconds = time.perf_counter() - began
         for output in outputs:
-            listener = self._listeners.get(output.request_id)
+            self._tell(engine, output.request_id, output, seconds)
             if output.finish_reason is not None:
                 self._listeners.pop(output.request_id, None)
-            if listener is not None:
-                listener(output, seconds)
 
     def _fail_all(self, engine: Engine, error: Exception) -> None:
-        listeners, self._listeners = self._listeners, {}
-        for request_id, listener in listeners.items():
+        for request_id in list(self._listeners):
             engine.abort(request_id)
-            listener(error, 0.0)
+            self._tell(engine, request_id, error, 0.0)
+            self._listeners.pop(request_id, None)
+
+    def _tell(self, engine: Engine, request_id: str, message: TokenOutput | Exception, seconds: float) -> None:
+        """Pass a message on. A request whose listener cannot hear any more is dropped; the others go on."""
+        listener = self._listeners.get(request_id)
+        if listener is None:
+            return
+        try:
+            listener(message, seconds)
+        except RuntimeError:  # its event loop is closed
+            engine.abort(request_id)
+            self._listeners.pop(request_id, None)
 
 
 def store_stats(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
