@@ -38,6 +38,7 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 1, "attn_layer_indices": []},
     "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+    "minimax": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "nemotron_h": {"layers_block_type": ["mlp", "linear_attention", "moe"]},
     "qwen3_5": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "qwen3_5_moe": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},

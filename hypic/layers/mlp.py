@@ -93,6 +93,17 @@ class Experts(nn.Module):
         return F.silu(gate) * up
 
 
+class SparseMoE(nn.Module):
+    """A mixture of experts and nothing beside it."""
+
+    def __init__(self, gate: nn.Module, experts: Experts) -> None:
+        super().__init__()
+        self.gate, self.experts = gate, experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.gate(x))  # type: ignore[no-any-return]
+
+
 class SharedExpertsMoE(nn.Module):
     """A mixture of sigmoid-routed experts plus shared experts that every token passes (DeepSeek-V3 and its kin)."""
 
