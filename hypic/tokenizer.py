@@ -55,7 +55,7 @@ class PromptTokenizer:
         """Token ids of one section. Parts are encoded together where nothing a user wrote looks special."""
         user_text = "\n".join(part.text for part in parts if not part.template)
         if any(part.template for part in parts) and not any(token in user_text for token in self._added):
-            ids = self._special.encode("".join(part.text for part in parts), add_special_tokens=False).ids
+            ids = _ids(self._special, "".join(part.text for part in parts))
         else:
             ids = [token for part in parts for token in self._encode_part(part)]
         return np.asarray(ids, dtype=np.int32)
@@ -76,10 +76,10 @@ class PromptTokenizer:
 
     def _encode_part(self, part: TextPart) -> list[int]:
         if part.template:
-            return self._special.encode(part.text, add_special_tokens=False).ids
-        ids: list[int] = self._plain.encode(part.text, add_special_tokens=False).ids
+            return _ids(self._special, part.text)
+        ids = _ids(self._plain, part.text)
         if set(ids) & set(self._added.values()):  # a vocabulary that spells a special token by merging
-            ids = [token for char in part.text for token in self._plain.encode(char, add_special_tokens=False).ids]
+            ids = [token for char in part.text for token in _ids(self._plain, char)]
         return ids
 
 
@@ -93,6 +93,12 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes, "" while a character is unfinished."""
         return self._stream.step(self._tokenizer, token_id) or ""
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """As a batch of one: unlike `encode` that lets other threads run, and leaves out offsets that nobody asks for."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
