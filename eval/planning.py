@@ -75,7 +75,6 @@ def plan_table(plan: Plan) -> Table:
         (
             str(row.index),
             row.label,
-            row.kind,
             row.source,
             row.reason,
             str(row.position),
@@ -85,12 +84,12 @@ def plan_table(plan: Plan) -> Table:
         )
         for row in plan.rows
     )
-    columns = ("#", "segment", "kind", "from", "why", "position", "tokens", "seam", "computed")
+    columns = ("#", "segment", "from", "why", "position", "tokens", "seam", "computed")
     note = (
         f"{plan.prompt_tokens} prompt tokens: {plan.cached_tokens} from caches, {plan.computed_tokens} computed, "
         f"{plan.built_tokens} in cold segments to prefill"
     )
-    return Table(f"Plan of arm {plan.arm}", columns, rows, note, text_columns=5)
+    return Table(f"Plan of arm {plan.arm}", columns, rows, note, text_columns=4)
 
 
 def _message(record: Any, where: str) -> Message:

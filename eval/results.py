@@ -45,12 +45,17 @@ class Table:
         return f"## {self.title}\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def rich(self) -> RichTable:
-        """The table for a terminal. Cells are taken as they are: user text in them is never markup."""
-        table = RichTable(title=self.title, caption=self.note or None, title_justify="left", caption_justify="left")
+        """The table for a terminal. Texts are taken as they are: what a user wrote is never markup."""
+        table = RichTable(
+            title=Text(self.title),
+            caption=Text(self.note) if self.note else None,
+            title_justify="left",
+            caption_justify="left",
+        )
         for number, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if number < self.text_columns else "right")
+            table.add_column(Text(column), justify="left" if number < self.text_columns else "right")
         for row in self.rows:
-            table.add_row(*(cell.replace("[", "\\[") for cell in row))
+            table.add_row(*map(Text, row))
         return table
 
 
