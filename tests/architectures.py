@@ -46,6 +46,20 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
 }
 
 
+# What each architecture does not serve, and says so.
+REFUSED: list[tuple[str, str, Any]] = [
+    ("bailing_moe_linear", "linear_silu", True),
+    ("bailing_moe_linear", "score_function", "softmax"),
+    ("bamba", "hidden_act", "gelu"),
+    ("falcon_h1", "hidden_act", "gelu"),
+    ("granitemoehybrid", "hidden_act", "gelu"),
+    ("minimax", "sliding_window", 64),
+    ("nemotron_h", "sliding_window", 64),
+    ("nemotron_h", "mlp_hidden_act", "silu"),
+    ("nemotron_h", "tie_word_embeddings", True),
+]
+
+
 @dataclass
 class Asker:
     """An engine on a checkpoint, and prompts for it."""

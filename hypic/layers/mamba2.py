@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hypic.batch import Batch, Rotary
 from hypic.layers.mixer import LinearMemory
-from hypic.layers.norm import GroupedGatedNorm
+from hypic.layers.norm import GatedGroupRMSNorm
 from hypic.linear.family import LinearInputs
 from hypic.linear.mamba2 import FAMILY
 
@@ -71,7 +71,7 @@ class Mamba2(nn.Module):
         self.A_log = nn.Parameter(torch.empty(shape.heads))
         self.D = nn.Parameter(torch.empty(shape.heads))
         if shape.norm != "none":
-            self.norm = GroupedGatedNorm(shape.width, shape.groups, shape.eps, shape.norm == "after_gate")
+            self.norm = GatedGroupRMSNorm(shape.width, shape.groups, shape.eps, shape.norm == "after_gate")
         self.out_proj = nn.Linear(shape.width, shape.hidden_size, bias=shape.out_bias)
 
     def forward(self, x: Tensor, batch: Batch, rotary: Rotary = None) -> Tensor:

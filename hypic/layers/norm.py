@@ -34,21 +34,30 @@ class GatedRMSNorm(nn.Module):
         return ((self.weight * normed).float() * F.silu(gate.float())).to(gate.dtype)
 
 
-class GroupedGatedNorm(nn.Module):
-    """RMS norm of each of G equal groups of channels, with a SiLU gate before it or after: x and gate `[T, D]`, to
-    float32 `[T, D]` (Mamba2)."""
+class GroupRMSNorm(nn.Module):
+    """RMS norm of each of G equal groups of channels: `[T, D]` to float32 `[T, D]`."""
 
-    def __init__(self, dim: int, groups: int, eps: float, gate_first: bool) -> None:
+    def __init__(self, dim: int, groups: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.groups, self.eps, self.gate_first = groups, eps, gate_first
+        self.groups, self.eps = groups, eps
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        x, gate = x.float(), F.silu(gate.float())
-        x = x * gate if self.gate_first else x
-        grouped = x.view(len(x), self.groups, -1)
-        normed = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2) * self.weight.float()
-        return normed if self.gate_first else normed * gate
+    def forward(self, x: Tensor) -> Tensor:
+        grouped = x.float().view(len(x), self.groups, -1)
+        return F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2) * self.weight.float()
+
+
+class GatedGroupRMSNorm(GroupRMSNorm):
+    """The same with a SiLU gate before it or after: x and gate `[T, D]`, to float32 `[T, D]` (Mamba2)."""
+
+    def __init__(self, dim: int, groups: int, eps: float, gate_first: bool) -> None:
+        super().__init__(dim, groups, eps)
+        self.gate_first = gate_first
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        assert gate is not None, "this norm has a gate"
+        gate = F.silu(gate.float())
+        return super().forward(x.float() * gate) if self.gate_first else super().forward(x) * gate
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -47,7 +47,8 @@ def load_config(path: Path) -> Any:
             f"model_type {model_type!r} in {path / 'config.json'} is not served; served: "
             f"{', '.join(sorted(architectures()))}"
         )
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    reader = getattr(architectures()[model_type], "Config", AutoConfig)
+    config = reader.from_pretrained(path, local_files_only=True)
     return config.get_text_config()
 
 

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import KINDS, ONE_LAYER, VARIANTS, Asker, ids_of, logits_in_pieces
-from checkpoints import reference_class, write_checkpoint
-from torch import Tensor
+from architectures import KINDS, ONE_LAYER, REFUSED, VARIANTS, Asker, ids_of, logits_in_pieces
+from checkpoints import reference_class, text_config, write_checkpoint
+from torch import Tensor, nn
 
 from hypic.arms import ARMS
 from hypic.errors import UnsupportedModelError
+from hypic.layers.causal_lm import CausalLM, Positions
+from hypic.layers.decoder import DecoderLayer
+from hypic.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
+from hypic.layers.rotary import RotaryPositions
 from hypic.models.load import architectures, load_model
 from hypic.protocol import decode_entry, encode_entry
 
@@ -189,3 +193,20 @@ def test_company_changes_nothing(asker: MakeAsker, kind: str) -> None:
         for output in ask.engine.step():
             outputs[output.request_id].append(output.token_id)
     assert [outputs[request.request_id] for request in requests] == alone
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), REFUSED)
+def test_what_is_not_served_is_refused_by_name(kind: str, name: str, value: object) -> None:
+    architecture = architectures()[kind]
+    fields = architecture.TINY | {name: value}
+    with pytest.raises(UnsupportedModelError, match=rf"{kind} with {name} = .* is not served"):
+        architecture.build(text_config(kind, fields))
+
+
+def test_rotated_keys_need_transitions_that_commute() -> None:
+    """A matrix T does not commute with the rotation, so such a segment could not stand anywhere else."""
+    config = text_config("qwen3_5", architectures()["qwen3_5"].TINY)
+    shape = DeltaNetShape(config.hidden_size, 2, 4, 16, 24, 4, 1e-6)
+    layer = DecoderLayer(GatedDeltaNet(0, shape), nn.Identity(), nn.Identity)
+    with pytest.raises(UnsupportedModelError, match="does not commute"):
+        CausalLM(config, [layer], nn.Identity(), Positions(linear=RotaryPositions(config)))

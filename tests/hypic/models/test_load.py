@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_reason(tmp_path: Path, tiny_ch
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="expected a directory with config.json"):
+    with pytest.raises(ModelNotFoundError, match=r"expected a directory with config\.json"):
         load_model(tmp_path / "nothing")
 
 
