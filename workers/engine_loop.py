@@ -4,13 +4,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
 from hypic.engine.engine import Engine
+from hypic.errors import UnavailableError
 from hypic.request import GenerationRequest, TokenOutput
 
 ResultT = TypeVar("ResultT")
@@ -20,6 +21,26 @@ Listener = Callable[[TokenOutput | Exception, float], None]
 engine's thread: it must only hand the message on."""
 
 
+@dataclass(frozen=True)
+class _Order:
+    """Something to do between two steps. Its result and its exceptions are the future's."""
+
+    future: "Future[Any]"
+    work: Callable[[Engine], Any]
+
+    def carry_out(self, engine: Engine) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return  # whoever gave it has gone
+        try:
+            self.future.set_result(self.work(engine))
+        except Exception as error:  # whatever it is belongs to the caller
+            self.future.set_exception(error)
+
+    def refuse(self, reason: str) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(UnavailableError(reason))
+
+
 class EngineLoop:
     """An engine in a thread of its own. All methods may be called from any thread."""
 
@@ -27,24 +48,21 @@ class EngineLoop:
         """Returns at once; `started` holds the engine once it is loaded, or why it could not be."""
         self.started: Future[Engine] = Future()
         self.last_error = ""
-        self._inbox: SimpleQueue[Callable[[Engine], None] | None] = SimpleQueue()
+        self._ended = ""
+        self._inbox: SimpleQueue[_Order | None] = SimpleQueue()
         self._listeners: dict[str, Listener] = {}
         # The engine is loaded in the thread that runs it: torch counts its threads for each calling thread.
         self._thread = threading.Thread(target=self._run, args=(config,), name="engine", daemon=True)
         self._thread.start()
 
-    def call(self, order: Callable[[Engine], ResultT]) -> "Future[ResultT]":
-        """Run an order between two steps. Its exceptions are the future's."""
-        future: Future[ResultT] = Future()
-
-        def carry_out(engine: Engine) -> None:
-            try:
-                future.set_result(order(engine))
-            except Exception as error:  # whatever it is belongs to the caller
-                future.set_exception(error)
-
-        self._inbox.put(carry_out)
-        return future
+    def call(self, work: Callable[[Engine], ResultT]) -> "Future[ResultT]":
+        """Run something between two steps. Its exceptions are the future's; so is UnavailableError once the thread has
+        ended."""
+        order = _Order(Future(), work)
+        self._inbox.put(order)
+        if self._ended:  # it may have missed this one
+            self._refuse_rest()
+        return order.future
 
     def open(self, request: GenerationRequest, listener: Listener) -> "Future[tuple[BuildTask, ...]]":
         """Submit a request; its outputs go to `listener` until one has a finish reason or an exception comes."""
@@ -79,22 +97,40 @@ class EngineLoop:
             engine = Engine(config)
         except Exception as error:  # told to whoever waits for the start
             self.started.set_exception(error)
+            self._ended = f"the engine of this worker could not be loaded: {error}"
+            self._refuse_rest()
             return
         self.started.set_result(engine)
-        while self._obey(engine):
-            if engine.ready:
-                self._step(engine)
+        try:
+            while self._obey(engine):
+                if engine.ready:
+                    self._step(engine)
+        finally:
+            self._ended = "the engine of this worker has stopped"
+            self._refuse_rest()
+            for request_id in list(self._listeners):
+                self._tell(engine, request_id, UnavailableError(self._ended), 0.0)
 
     def _obey(self, engine: Engine) -> bool:
         """Carry out every order at hand, sleeping for one if there is nothing else to do. False at the end."""
         try:
             order = self._inbox.get(block=not engine.ready)
             while order is not None:
-                order(engine)
+                order.carry_out(engine)
                 order = self._inbox.get_nowait()
         except Empty:
             return True
         return False
+
+    def _refuse_rest(self) -> None:
+        """Answer what nobody will carry out, so that nobody waits for it."""
+        while True:
+            try:
+                order = self._inbox.get_nowait()
+            except Empty:
+                return
+            if order is not None:
+                order.refuse(self._ended)
 
     def _step(self, engine: Engine) -> None:
         began = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 from hypic.arms import ARMS
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
-from hypic.errors import PromptTooLongError
+from hypic.errors import PromptTooLongError, UnavailableError
 from hypic.prompt import chat_segments
 from hypic.protocol import decode_entry
 from hypic.request import GenerationRequest, SamplingParams
@@ -224,6 +224,37 @@ def test_a_fault_in_a_step_is_told_to_every_request(
     assert again[-1].finish_reason == "length"
     assert stats.leases == 0
     assert "out of memory" in stats.last_error
+
+
+def test_cancelled_callers_do_not_harm_the_engine(worker: CombineWorker, engine: Engine) -> None:
+    """Their orders are skipped, or their results dropped; the thread lives on."""
+    request = request_of(engine, "r", tokens=3)
+
+    async def cancelled() -> Any:
+        await worker.hello()
+        for delay in (0.0, 0.0, 0.001, 0.005):
+            task = asyncio.ensure_future(anext(worker.generate(request)))
+            await asyncio.sleep(delay)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return [message async for message in worker.generate(request)], await worker.stats()
+
+    messages, stats = run(cancelled())
+    assert messages[-1].finish_reason == "length"
+    assert (stats.leases, stats.open_requests) == (0, 0)
+
+
+def test_nobody_waits_for_an_engine_that_has_ended(worker: CombineWorker, engine: Engine) -> None:
+    async def stopped() -> None:
+        stream = worker.generate(request_of(engine, "r", tokens=3000))
+        await anext(stream)
+        worker.stop()
+        with pytest.raises(UnavailableError, match="has stopped"):
+            [message async for message in stream]
+        with pytest.raises(UnavailableError, match="has stopped"):
+            await worker.stats()
+
+    run(stopped())
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
