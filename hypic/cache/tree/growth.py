@@ -191,6 +191,7 @@ class Growth:
         state = self.trunk.state
         if state is None or self.cursor.cells[state.index] is not None:
             return True
+        self._changed.append(self.cursor)  # without a window before it the state is of no use
         return self._adopt(self.cursor, state, self.offer.states[depth](), self.trunk.cost(self._since, depth))
 
     def _adopt(self, node: Node, component: Component, payload: Payload, seconds: float) -> bool:

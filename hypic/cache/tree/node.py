@@ -65,6 +65,9 @@ class Node:
     def __len__(self) -> int:
         return self.end - self.start
 
+    def __bool__(self) -> bool:
+        return True  # a root spans nothing and is a node all the same
+
     @property
     def full(self) -> TreeCell:
         cell = self.cells[0]

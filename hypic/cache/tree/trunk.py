@@ -29,11 +29,12 @@ class Trunk:
         self.roots: dict[bytes, Node] = {}
 
     def root(self, key: bytes) -> Node:
-        """The root of a namespace, made when first asked for."""
-        if key not in self.roots:
-            self.roots[key] = Node(b"", 0, 0, None, [None] * len(self.components), namespace=key)
-            self.roots[key].digest = hashlib.blake2b(b"tree" + key, digest_size=32)
-        return self.roots[key]
+        """The root of a namespace. A new one is kept once something grows from it."""
+        root = self.roots.get(key)
+        if root is None:
+            root = Node(b"", 0, 0, None, [None] * len(self.components), namespace=key)
+            root.digest = hashlib.blake2b(b"tree" + key, digest_size=32)
+        return root
 
     def child(self, node: Node, tokens: bytes) -> Node | None:
         """The child that begins with the page that follows in `tokens`."""
@@ -46,7 +47,7 @@ class Trunk:
     def attach(self, node: Node) -> None:
         """Make a node with its FULL held the child of its parent."""
         assert node.parent is not None
-        if node.parent.parent is None:  # a root without children is forgotten, even while something grows from it
+        if node.parent.parent is None:  # new, or forgotten when its last child went
             self.roots[node.parent.namespace] = node.parent
         node.parent.children[self._key(node)] = node
         self.moved(node.full)

@@ -1,0 +1,230 @@
+"""The prefix tree under random operations, for every set of components, pages, windows, tiers and failures.
+
+After each operation the oracles O1 to O8, O10 and O12 of the project's notes hold: content, coverage, maximality,
+conservation, what is held stays, receipts, idempotence, drain, progress, no dead weight.
+"""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tagged import FaultyTier, Flat, Prefix, SpanTag, StateTag, buffer, check_contents, offer, prefix_of
+
+from hypic.cache.eviction import CostAware
+from hypic.cache.memory import Memory
+from hypic.cache.sessions import Ticket
+from hypic.cache.tiers.ram import RamTier
+from hypic.cache.tree.component import Shape
+from hypic.cache.tree.tree import Receipt, Tree
+
+NAMESPACES = (b"a", b"b")
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """One tree, its receipts and sessions."""
+
+    shape: ClassVar[Shape]
+
+    @initialize(
+        device=st.integers(0, 400),
+        lower=st.lists(st.integers(0, 400), max_size=2),
+        through=st.booleans(),
+        cost_aware=st.booleans(),
+    )
+    def begin(self, device: int, lower: list[int], through: bool, cost_aware: bool) -> None:
+        self.lower = [FaultyTier(f"tier {n + 1}", budget) for n, budget in enumerate(lower)]
+        tiers = [RamTier("device", device), *self.lower]
+        self.memory = Memory(tiers, CostAware() if cost_aware else None, "through" if through else "back")
+        self.tree = Tree(self.memory, self.shape)
+        self.receipts: list[tuple[Receipt, bytes, Prefix, set[str]]] = []
+        self.tickets: list[Ticket] = []
+
+    def covered(self, receipt: Receipt, kinds: set[str]) -> dict[str, object]:
+        values: dict[str, object] = {kind: dict(receipt.spans(kind)) for kind in kinds - {"state"}}  # type: ignore[arg-type]
+        return values | ({"state": receipt.state()} if "state" in kinds else {})
+
+    def check_hit(self, receipt: Receipt, tokens: Prefix, kinds: set[str]) -> None:
+        hit = tokens[: receipt.tokens]
+        for kind in kinds - {"state"}:
+            slots = [slot for _, payload in receipt.spans(kind) for slot in payload.slots]  # type: ignore[union-attr,arg-type]
+            within = [slot for slot in slots if len(slot) <= len(hit)]
+            needed = len(hit) if kind == "full" else min(len(hit), self.shape.window_tokens)
+            assert within[-needed:] == [hit[:end] for end in range(len(hit) - needed + 1, len(hit) + 1)]
+        if "state" in kinds:
+            assert receipt.state() == StateTag(hit)
+
+    @rule(
+        namespace=st.sampled_from(NAMESPACES),
+        tokens=TOKENS,
+        depths=st.sets(st.integers(1, 20), max_size=4),
+        behind_hit=st.booleans(),
+        live=st.integers(0, 20),
+        session=st.booleans(),
+    )
+    def insert(
+        self, namespace: bytes, tokens: Prefix, depths: set[int], behind_hit: bool, live: int, session: bool
+    ) -> None:
+        receipt = self.tree.lookup(namespace, buffer(tokens)) if behind_hit else None
+        start = receipt.tokens if receipt else 0
+        kept = sorted(depth for depth in depths if depth <= len(tokens)) or [len(tokens)]
+        grown = self.tree.insert(namespace, buffer(tokens), offer(tokens, kept, start, min(live, len(tokens))))
+        if receipt:
+            receipt.release()
+        if grown.node:
+            assert prefix_of(grown.node) == tokens[: grown.tokens]
+            assert grown.tokens <= self.tree.match(namespace, buffer(tokens)).tokens
+            if session and self.tickets:
+                self.memory.sessions.register(self.tickets[-1], self.tree.region(grown.node))
+
+    @rule(namespace=st.sampled_from(NAMESPACES), tokens=TOKENS, keep=st.booleans())
+    def lookup(self, namespace: bytes, tokens: Prefix, keep: bool) -> None:
+        expected = Flat(self.tree, namespace).deepest(tokens)
+        for _ in range(2):
+            match = self.tree.match(namespace, buffer(tokens))
+            assert match.tokens == expected
+        ready = Flat(self.tree, namespace, 1).deepest(tokens)
+        receipt = self.tree.lookup(namespace, buffer(tokens))
+        assert (receipt.tokens if receipt else 0) >= ready, "what is ready to use is never refused"
+        if receipt is None:
+            return
+        assert receipt.tokens <= expected
+        kinds = {component.kind for component in self.tree.trunk.components}
+        self.check_hit(receipt, tokens, kinds)
+        if keep and len(self.receipts) < 6:
+            self.receipts.append((receipt, namespace, tokens, kinds))
+        else:
+            receipt.release()
+
+    @precondition(lambda self: self.receipts)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.receipts.pop(data.draw(st.integers(0, len(self.receipts) - 1)))[0].release()
+
+    @precondition(lambda self: self.receipts and self.shape.window_tokens)
+    @rule(data=st.data())
+    def release_window(self, data: st.DataObject) -> None:
+        receipt, _, _, kinds = data.draw(st.sampled_from(self.receipts))
+        receipt.release_early("window")
+        kinds.discard("window")
+
+    @rule(kind=st.sampled_from(["full", "window", "state", None]), needed=st.integers(1, 100), data=st.data())
+    def evict(self, kind: str | None, needed: int, data: st.DataObject) -> None:
+        tier = data.draw(st.integers(0, len(self.memory.tiers) - 1))
+        if self.memory.evict(needed, tier, kind) < needed:
+            for node in self.tree.trunk.nodes():
+                for cell in node.cells:
+                    if cell is None or not cell.has(tier) or (kind and cell.kind != kind):
+                        continue
+                    below = [other.full for other in node.subtree() if cell.kind == "full" and other is not node]
+                    stuck = cell.leases or any(other.leases or other.tiers for other in below)
+                    assert stuck, f"{cell.kind} at {node.end} could go"
+
+    @rule(puts=st.booleans(), gets=st.booleans())
+    def fail(self, puts: bool, gets: bool) -> None:
+        for tier in self.lower:
+            tier.failing_puts, tier.failing_gets = puts, gets
+
+    @rule(name=st.sampled_from("xyz"))
+    def open_session(self, name: str) -> None:
+        self.tickets.append(self.memory.sessions.open(name))
+
+    @rule(name=st.sampled_from("xyz"))
+    def close_session(self, name: str) -> None:
+        self.memory.sessions.close(name)
+        assert all(name not in cell.sessions for cell in self.tree.cells())
+
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if hasattr(self, "tree"):
+            self.tree.check()
+            held = {cell for receipt, *_ in self.receipts for cell in receipt.cells()}
+            self.memory.check({*self.tree.cells(), *held})
+            self.memory.sessions.check()
+            check_contents(self.tree)
+
+    @invariant()
+    def held_values_stay(self) -> None:
+        for receipt, _, tokens, kinds in getattr(self, "receipts", ()):
+            self.check_hit(receipt, tokens, kinds)
+
+    @invariant()
+    def leases_are_those_of_live_receipts(self) -> None:
+        """Counted anew from the prompts: a cut, an eviction or a release of another's never changes them."""
+        if not hasattr(self, "tree"):
+            return
+        for namespace in NAMESPACES:
+            for node, prefix in Flat(self.tree, namespace).nodes:
+                over = [
+                    (receipt, kinds)
+                    for receipt, name, _, kinds in self.receipts
+                    if name == namespace and prefix_of(receipt.node)[: node.end] == prefix
+                ]
+                for component in self.tree.trunk.components:
+                    cell = node.cells[component.index]
+                    count = sum(
+                        component.kind in kinds
+                        and (node.start >= r.first["window"] if component.kind == "window" else node is r.node)
+                        for r, kinds in over
+                    )
+                    assert (cell.leases if cell else 0) == count, (component.kind, prefix)
+
+    @invariant()
+    def nothing_is_dead_weight(self) -> None:
+        for namespace in NAMESPACES if hasattr(self, "tree") else ():
+            assert not list(Flat(self.tree, namespace).useless(self.tree))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        for receipt, *_ in self.receipts:
+            receipt.release()
+        self.fail(False, False)
+        for tier in reversed(range(len(self.memory.tiers))):
+            self.memory.evict(10**9, tier)
+        for tier in reversed(range(len(self.memory.tiers))):
+            self.memory.evict(10**9, tier)
+        self.memory.evict(10**9, len(self.memory.tiers) - 1)
+        left = [(tier.name, tier.used_bytes, tier.copies()) for tier in self.memory.tiers]
+        assert not any(used or copies for _, used, copies in left), left
+        assert not self.tree.trunk.roots
+        assert self.memory.leases == 0
+
+
+SHAPES = {
+    "full": Shape(),
+    "full, page 3": Shape(page_tokens=3),
+    "window 1": Shape(window_tokens=1),
+    "window 4": Shape(window_tokens=4),
+    "window 4, page 3": Shape(window_tokens=4, page_tokens=3),
+    "window 2, page 4": Shape(window_tokens=2, page_tokens=4),
+    "state": Shape(state=True),
+    "state, page 2": Shape(state=True, page_tokens=2),
+    "all, window 3": Shape(window_tokens=3, state=True),
+    "all, window 5, page 2": Shape(window_tokens=5, state=True, page_tokens=2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_tree(name: str) -> None:
+    machine = type("Machine", (TreeMachine,), {"shape": SHAPES[name]}).TestCase
+    machine.settings = settings(
+        max_examples=40,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    machine("runTest").runTest()
+
+
+def test_tags_tell_a_wrong_value() -> None:
+    """The oracle itself: a payload of another prefix is not equal."""
+    assert SpanTag("full", ((1,), (1, 2))).split(1) == (SpanTag("full", ((1,),)), SpanTag("full", ((1, 2),)))
+    assert StateTag((1,)) != StateTag((2,))
