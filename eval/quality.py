@@ -5,7 +5,7 @@ each starts cold.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hypic.arms import Arm, arm_named
@@ -41,14 +41,16 @@ def run_quality(engine: Engine, dataset: str, arms: Sequence[str], limit: int, d
                 title = f"{name}, {arm.name}"
                 answers[name][arm.name] = answer_all(engine, questions, arm, lambda: advance(title))  # noqa: B023
     scores = {name: score_arms(sets[name], answers[name], seed) for name in sets}
+    means = _summary(scores)
     results = {
         "dataset": dataset,
         "documents": documents,
         "seed": seed,
         "too_long": {name: len(found[name]) - len(sets[name]) for name in sets},
         "sets": scores,
+        "means": means,
     }
-    tables = tuple(_table(name, found_scores) for name, found_scores in scores.items())
+    tables = tuple(_tables(scores, means))
     return Report("eval quality", str(engine.config.model), engine.config.device, results, tables)
 
 
@@ -143,21 +145,43 @@ def _fits(engine: Engine, question: Question) -> bool:
     return True
 
 
-def _table(name: str, scores: dict[str, dict[str, Any]]) -> Table:
-    rows = tuple(
-        (
-            arm,
-            f"{score['score']:.1f}",
-            f"{score['interval'][0]:.1f} to {score['interval'][1]:.1f}",
-            f"{score['f1']:.1f}",
-            f"{score['lost_points']:+.1f}",
-            f"{score['lost_interval'][0]:+.1f} to {score['lost_interval'][1]:+.1f}",
-            f"{score['lost_percent']:+.1f}",
-            str(score["changed"]),
+def _summary(scores: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Per arm, means over the sets: score and points lost."""
+    arms = next(iter(scores.values()))
+    return {
+        arm: {key: _mean([found[arm][key] for found in scores.values()]) for key in ("score", "lost_points")}
+        for arm in arms
+    }
+
+
+def _tables(scores: dict[str, dict[str, dict[str, Any]]], means: dict[str, dict[str, float]]) -> Iterator[Table]:
+    """One table of scores over the sets, and one a set with what is lost and how sure that is."""
+    if len(scores) > 1:
+        rows = tuple(
+            (arm, *(f"{found[arm]['score']:.1f}" for found in scores.values()), *(f"{mean[key]:.1f}" for key in mean))
+            for arm, mean in means.items()
         )
-        for arm, score in scores.items()
-    )
-    columns = ("arm", "exact match", "95 %", "F1", "points lost", "95 %", "% lost", "changed")
-    count = next(iter(scores.values()))["n"]
-    note = "Lost against full, positive is worse; changed: answers whose text differs from that of full."
-    return Table(f"{name}: {count} questions", columns, rows, note)
+        note = "Percent of answers that match exactly; lost: points of the mean against full."
+        yield Table("Exact match by set", ("arm", *scores, "mean", "lost"), rows, note)
+    for name, found in scores.items():
+        rows = tuple(
+            (
+                arm,
+                f"{score['score']:.1f}",
+                _span(score["interval"], ""),
+                f"{score['f1']:.1f}",
+                f"{score['lost_points']:+.1f}",
+                _span(score["lost_interval"], "+"),
+                f"{score['lost_percent']:+.1f}",
+                str(score["changed"]),
+            )
+            for arm, score in found.items()
+        )
+        columns = ("arm", "exact", "95 %", "F1", "lost", "95 %", "% lost", "changed")
+        count = next(iter(found.values()))["n"]
+        note = "lost: points against full, positive is worse; changed: answers whose text differs from that of full."
+        yield Table(f"{name}: {count} questions", columns, rows, note)
+
+
+def _span(interval: tuple[float, float], sign: str) -> str:
+    return f"{interval[0]:{sign}.0f} .. {interval[1]:{sign}.0f}"

@@ -54,7 +54,8 @@ def test_report_has_every_set_and_arm(engine: Engine) -> None:
     for scores in report.results["sets"].values():
         assert set(scores) == set(ARMS)
         assert all(0 <= score["score"] <= 100 and score["n"] == 1 for score in scores.values())
-    assert len(report.tables) == 4
+    assert len(report.tables) == 5, "one of all sets, and one a set"
+    assert set(report.results["means"]) == set(ARMS)
 
 
 def test_full_is_always_run_and_prompts_that_are_too_long_are_counted(engine: Engine) -> None:
