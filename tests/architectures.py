@@ -30,6 +30,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "granitemoehybrid": [
         {"num_local_experts": 0, "position_embedding_type": "rope", "rope_parameters": {"rope_theta": 1e4}}
     ],
+    "olmo_hybrid": [{"linear_allow_neg_eigval": False, "attention_bias": True, "rope_parameters": {"rope_theta": 1e4}}],
     "nemotron_h": [{"moe_latent_size": None, "n_group": 1, "topk_group": 1, "use_bias": True, "mlp_bias": True}],
 }
 
@@ -55,6 +56,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("granitemoehybrid", "hidden_act", "gelu"),
     ("minimax", "sliding_window", 64),
     ("nemotron_h", "sliding_window", 64),
+    ("olmo_hybrid", "hidden_act", "gelu"),
     ("nemotron_h", "mlp_hidden_act", "silu"),
     ("nemotron_h", "tie_word_embeddings", True),
 ]

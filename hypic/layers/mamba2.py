@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypic.batch import Batch, Rotary
+from hypic.layers.conv import ConvWeight
 from hypic.layers.mixer import LinearMemory
 from hypic.layers.norm import GatedGroupRMSNorm
 from hypic.linear.family import LinearInputs
@@ -48,15 +49,6 @@ class Mamba2Shape:
         return self.width, self.width, shared, shared, self.heads
 
 
-class _Conv(nn.Module):
-    """Holds the convolution's weight `[C, 1, c]` and bias `[C]` under their checkpoint names."""
-
-    def __init__(self, channels: int, width: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, width))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-
-
 class Mamba2(nn.Module):
     """k is B, q is C, v is Δ·x, g is Δ·A; the skip term D·x never enters the state."""
 
@@ -66,7 +58,7 @@ class Mamba2(nn.Module):
         channels = sum(shape.parts[1:4])
         self.memory = LinearMemory(FAMILY, shape.heads, shape.state_dim, shape.head_dim, channels, shape.conv_width)
         self.in_proj = nn.Linear(shape.hidden_size, sum(shape.parts), bias=shape.in_bias)
-        self.conv1d = _Conv(channels, shape.conv_width, shape.conv_bias)
+        self.conv1d = ConvWeight(channels, shape.conv_width, shape.conv_bias)
         self.dt_bias = nn.Parameter(torch.empty(shape.heads))
         self.A_log = nn.Parameter(torch.empty(shape.heads))
         self.D = nn.Parameter(torch.empty(shape.heads))

@@ -19,6 +19,7 @@ from hypic.models.contract import HybridModel
 
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
+_CONV = re.compile(r"^(.*\.)([qkv])_conv1d\.weight$")
 # Small tensors that the recurrences and routers compute with in float32: rounding them would buy nothing.
 _FLOAT32 = re.compile(r"(\.A_log|\.dt_bias|\.D|e_score_correction_bias|expert_bias)$")
 
@@ -63,7 +64,7 @@ def load_model(path: Path, dtype: torch.dtype | None = None, device: str = "cpu"
         raise UnsupportedModelError(f"dtype {dtype} is not served; use float32 or bfloat16")
     with torch.device("meta"):
         model = architectures()[config.model_type].build(config)
-    weights = dict(_merge_experts(_tensors(path, model, dtype)))
+    weights = dict(_merge_experts(_merge_convs(_tensors(path, model, dtype))))
     _assign(model, weights, path, config.tie_word_embeddings)
     return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
 
@@ -93,6 +94,22 @@ def _shards(path: Path) -> list[Path]:
     if not shards:
         raise CheckpointError(f"{path} holds no *.safetensors file; other weight formats are not read")
     return shards
+
+
+def _merge_convs(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Convolutions of q, k and v that are kept apart, as one over all their channels. Only their sum of channels is
+    relied on: what transformers saves is cut into thirds, whatever the widths of q, k and v are."""
+    apart: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors:
+        match = _CONV.match(name)
+        if match is None:
+            yield name, tensor
+        else:
+            apart.setdefault(match[1], {})[match[2]] = tensor
+    for prefix, parts in apart.items():
+        if set(parts) != set("qkv"):
+            raise CheckpointError(f"{prefix} holds convolutions of {sorted(parts)}, expected of q, k and v")
+        yield f"{prefix}conv1d.weight", torch.cat([parts[part] for part in "qkv"])
 
 
 def _merge_experts(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypic.layers.conv import ConvWeight
 from hypic.layers.gated_delta_net import GatedDeltaNet
 from hypic.layers.mlp import GatedMLP, SharedExpertMoE
 from hypic.models.contract import HybridModel
@@ -20,6 +21,7 @@ class InterleavedDeltaNet(GatedDeltaNet):
 
     def build_projections(self) -> None:
         shape = self.shape
+        self.conv1d = ConvWeight(shape.conv_channels, shape.conv_width)
         width = 2 * shape.key_heads * shape.key_dim + 2 * shape.value_heads * shape.value_dim
         self.in_proj_qkvz = nn.Linear(shape.hidden_size, width, bias=False)
         self.in_proj_ba = nn.Linear(shape.hidden_size, 2 * shape.value_heads, bias=False)
