@@ -30,6 +30,20 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "granitemoehybrid": [
         {"num_local_experts": 0, "position_embedding_type": "rope", "rope_parameters": {"rope_theta": 1e4}}
     ],
+    "bailing_hybrid": [
+        {"kda_safe_gate": False, "q_lora_rank": None},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale_all_dim": 0.7,
+                "mscale": 1.0,
+            }
+        },
+    ],
+    "kimi_linear": [{"q_lora_rank": 20, "attention_bias": True, "mlp_layer_types": ["dense"] * 5}],
     "olmo_hybrid": [{"linear_allow_neg_eigval": False, "attention_bias": True, "rope_parameters": {"rope_theta": 1e4}}],
     "nemotron_h": [{"moe_latent_size": None, "n_group": 1, "topk_group": 1, "use_bias": True, "mlp_bias": True}],
 }
@@ -39,6 +53,8 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 1, "attn_layer_indices": []},
     "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+    "bailing_hybrid": {"num_hidden_layers": 1},
+    "kimi_linear": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "minimax": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "nemotron_h": {"layers_block_type": ["mlp", "linear_attention", "moe"]},
     "qwen3_5": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
@@ -57,6 +73,9 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("minimax", "sliding_window", 64),
     ("nemotron_h", "sliding_window", 64),
     ("olmo_hybrid", "hidden_act", "gelu"),
+    ("kimi_linear", "mla_use_nope", False),
+    ("kimi_linear", "tie_word_embeddings", True),
+    ("bailing_hybrid", "tie_word_embeddings", True),
     ("nemotron_h", "mlp_hidden_act", "silu"),
     ("nemotron_h", "tie_word_embeddings", True),
 ]

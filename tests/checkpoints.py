@@ -93,7 +93,10 @@ def reference_class(kind: str) -> Any:
 @torch.no_grad()
 def _shake(model: Any) -> None:
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("A_log"):  # slow decay, so that a state remembers further than a few tokens
+        if getattr(model.config, "kda_safe_gate", False) and name.endswith(("A_log", "dt_bias")):
+            # slow decay where it is a sigmoid of exp(A_log)·(x + dt_bias)
+            parameter.uniform_(0.0, 0.5) if name.endswith("A_log") else parameter.uniform_(-9.0, -5.0)
+        elif name.endswith("A_log"):  # slow decay, so that a state remembers further than a few tokens
             parameter.uniform_(-8.0, -4.0)
         elif name.endswith("e_score_correction_bias"):
             parameter.normal_(std=0.1)

@@ -1,4 +1,4 @@
-"""Checkpoints: each architecture matches transformers, and a wrong checkpoint is refused with the reason."""
+"""Checkpoints: every layout of them loads, and a wrong one is refused with the reason."""
 
 import json
 import shutil
@@ -10,39 +10,9 @@ import torch
 from checkpoints import write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from hypic.batch import DecodeBatch, PrefillBatch
 from hypic.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from hypic.models.fingerprint import model_fingerprint
-from hypic.models.load import architectures, load_model
-from hypic.sequence import Active, Sequence, SequenceCache
-
-KINDS = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
-
-
-def test_every_file_here_serves_something() -> None:
-    assert {"qwen3_5_text", "qwen3_5_moe_text", *KINDS} <= set(architectures())
-
-
-@pytest.mark.parametrize("tie", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_logits_match_transformers(tmp_path: Path, kind: str, tie: bool) -> None:
-    from transformers import AutoModelForCausalLM
-
-    path = write_checkpoint(tmp_path / kind, kind, tie)
-    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    model = load_model(path)
-    ids = torch.randint(0, 256, (130,), generator=torch.Generator().manual_seed(0))
-    expected = reference(ids[None]).logits[0]
-    cache = SequenceCache.empty(model.cache_spec(), 130)
-    batch = PrefillBatch([Sequence(cache, (Active(1), Active(64)), ids[:65])])
-    logits = [model.logits(model.forward(batch))]
-    batch.finish()
-    for token in ids[65:]:
-        step = DecodeBatch(token[None], [cache])
-        logits.append(model.logits(model.forward(step)))
-        step.finish()
-    assert (torch.cat(logits) - expected).abs().max() <= 1e-4
+from hypic.models.load import load_model
 
 
 @torch.inference_mode()
