@@ -3,6 +3,7 @@
 It knows nothing of Ray, so tests can call it in process; hypic.router.app puts it on Ray Serve.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,9 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hypic.errors import HypicError, UnavailableError
 from hypic.router.bodies import ChatBody, ChatCompletion, ErrorBody, ErrorDetail, HealthBody, Model, ModelList
 from hypic.router.chat import ServedModel, error_body, events, start, whole
-from hypic.router.dispatcher import Dispatcher
+from hypic.router.dispatcher import Dispatcher, Health
 
 MAX_BODY_BYTES = 32 * 1024**2
+
+RETRY_SECONDS = 2
+"""When a client should try again, and when the workers are looked for again."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,26 +49,34 @@ class Service:
         self.dispatcher = dispatcher
         self._load = load
         self.model: ServedModel | None = None
+        self._missing = "the workers are still loading the model"
 
     async def connect(self) -> None:
-        """Wait for the workers."""
-        info = await self.dispatcher.connect()
-        self.model = self._load(info.max_tokens)
+        """Wait for the workers, and keep trying while they are not there."""
+        while self.model is None:
+            try:
+                info = await self.dispatcher.connect()
+            except HypicError as error:
+                self._missing = f"the workers are not there yet: {error}"
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            self.model = self._load(info.max_tokens)
 
     @property
     def served(self) -> ServedModel:
         if self.model is None:
-            raise UnavailableError("the workers are still loading the model", retry_after_seconds=2)
+            raise UnavailableError(self._missing, RETRY_SECONDS)
         return self.model
 
 
 def build_api(service: Service, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
-    """The application. Its start-up waits for the workers."""
+    """The application. It answers at once, with 503 until the workers are there."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.connect()
+        connecting = asyncio.create_task(service.connect())
         yield
+        connecting.cancel()
         await service.dispatcher.close()
 
     app = FastAPI(title="HYPIC", description="Position-independent caching, OpenAI-compatible.", lifespan=lifespan)
@@ -106,11 +118,12 @@ async def models(service: ServiceDep) -> ModelList:
 @router.get("/health", responses={503: {"model": HealthBody}})
 async def health(service: ServiceDep) -> Any:
     """200 while requests can be answered; "degraded" where some workers are missing."""
-    state = await service.dispatcher.health()
-    whole_ = all(status == "ok" for status in state.workers.values())
-    status = ("ok" if whole_ else "degraded") if state.serving else "unavailable"
-    body = {"status": status, "workers": state.workers}
-    return JSONResponse(body, 200 if state.serving else 503, headers=None if state.serving else {"Retry-After": "2"})
+    state = await service.dispatcher.health() if service.model else Health(False, {})
+    if not state.serving:
+        body = HealthBody(status="unavailable", workers=state.workers)
+        return JSONResponse(body.model_dump(), 503, headers={"Retry-After": str(RETRY_SECONDS)})
+    complete = all(status == "ok" for status in state.workers.values())
+    return JSONResponse(HealthBody(status="ok" if complete else "degraded", workers=state.workers).model_dump())
 
 
 class BodyLimit:

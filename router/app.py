@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, cast
 
+import httpx
 from fastapi import FastAPI
 from ray import serve
 from rich.console import Console
@@ -25,6 +26,9 @@ from hypic.workers.spawn import WorkerNames, connect
 
 APPLICATION = "hypic"
 
+STOP_SECONDS = 30.0
+"""How long an end waits for a start that is under way, and a start for one answer."""
+
 
 def model_id(engine: EngineConfig) -> str:
     """The name under which a checkpoint is served: its directory's."""
@@ -40,23 +44,28 @@ class HttpServer:
     def __init__(self, names: WorkerNames, engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
         self._names, self._engine, self._cluster, self._server = names, engine, cluster, server
         self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._start, name="serve", daemon=True)
 
     def __enter__(self) -> "HttpServer":
         """Raises HypicError where the port is taken."""
         if not self._cluster.address:
-            _check_port(self._server)
-        threading.Thread(target=self._start, name="serve", daemon=True).start()
+            check_port(self._server)
+        self._thread.start()
         return self
 
     def __exit__(self, *fault: object) -> None:
         """Take the application off a cluster that lives on; one that was started here takes it along as it ends."""
+        self._thread.join(timeout=STOP_SECONDS)  # Ray must not go away under a start that is under way
         if self._cluster.address:
             serve.delete(APPLICATION)
 
     def wait(self) -> str:
-        """The URL. Raises what kept the server from starting."""
+        """The URL, once requests are answered. Raises what kept the server from starting."""
         self._started.result()
-        return f"http://{self._server.host}:{self._server.port}"
+        url = f"http://{self._server.host}:{self._server.port}"
+        while httpx.get(f"{url}/health", timeout=STOP_SECONDS).status_code != 200:
+            time.sleep(0.1)
+        return url
 
     def _start(self) -> None:
         for name in ("ray.serve", "ray"):
@@ -73,6 +82,8 @@ class HttpServer:
 def serve_forever(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
     """Start everything, say where it listens, and serve until SIGINT or SIGTERM."""
     console, began = Console(stderr=True), time.perf_counter()
+    if not cluster.address:
+        check_port(server)
 
     def progress(text: str) -> None:
         console.print(f"[dim]{time.perf_counter() - began:5.1f} s[/dim]  {text}", highlight=False)
@@ -124,7 +135,8 @@ def _application(
     return cast(serve.Application, ingress.bind())
 
 
-def _check_port(server: ServerConfig) -> None:
+def check_port(server: ServerConfig) -> None:
+    """Raises HypicError where the port is taken."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -139,7 +151,7 @@ def _banner(url: str, model: str) -> str:
     return (
         f"\n[bold]HYPIC serves {model} at {url}[/bold]   (API: {url}/docs, Ctrl-C stops)\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\n"
-        '    "documents": \\[{"title": "Ada", "text": "Ada keeps the blue key."}],\n'
-        '    "messages": \\[{"role": "user", "content": "Which key does Ada keep?"}],\n'
+        '    "documents": \\[{"text": "The locker set aside for Malik Thorne stays olive. Rain was forecast."}],\n'
+        '    "messages": \\[{"role": "user", "content": "Which locker belongs to Malik Thorne?"}],\n'
         '    "max_tokens": 16, "hypic": {"explain": true}}\'\n'
     )

@@ -90,14 +90,21 @@ class Dispatcher:
         self._background: set[asyncio.Task[Any]] = set()
 
     async def connect(self) -> WorkerInfo:
-        """Wait until the workers are there; what the first combine worker says of itself."""
-        infos = await asyncio.gather(*(worker.port.hello() for worker in self._combine))
-        costs = await asyncio.gather(*(worker.port.hello() for worker in self._scatter), return_exceptions=True)
-        for worker, answer in zip(self._scatter, costs, strict=True):
+        """Wait for the workers; what a combine worker says of itself. Raises if no combine worker is there.
+
+        A combine worker that is missing, or a scatter worker that is not ready soon after, joins when it answers.
+        """
+        answers = await asyncio.gather(*(worker.port.hello() for worker in self._combine), return_exceptions=True)
+        for worker, answer in zip(self._combine, answers, strict=True):
             if isinstance(answer, BaseException):
                 self._lose(worker)
-            else:
-                worker.cost = answer.cost
+        for scatter in self._scatter:
+            self._lose(scatter)
+        if self._background:
+            await asyncio.wait(self._background, timeout=ANSWER_SECONDS)
+        infos = [answer for answer in answers if isinstance(answer, WorkerInfo)]
+        if not infos:
+            raise next(answer for answer in answers if isinstance(answer, BaseException))
         return infos[0]
 
     async def generate(

@@ -1,7 +1,9 @@
 """The HTTP interface over workers in this process: what it accepts, what it refuses and how, and what it reports."""
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,18 @@ def app_over(combine: Any, scatter: Any, model: ServedModel) -> Any:
     return build_api(Service(Dispatcher(scatter, [combine]), lambda max_tokens: model), max_body_bytes=3 * 1024**2)
 
 
+@contextmanager
+def client_of(app: Any) -> Iterator[TestClient]:
+    """A client of an application that has found its workers."""
+    with TestClient(app, raise_server_exceptions=False) as client:
+        while client.get("/v1/models").status_code == 503:
+            time.sleep(0.01)
+        yield client
+
+
 @pytest.fixture(scope="module")
 def client(combine: CombineWorker, scatter_ports: Any, model: ServedModel) -> Iterator[TestClient]:
-    with TestClient(app_over(combine, scatter_ports, model), raise_server_exceptions=False) as client:
+    with client_of(app_over(combine, scatter_ports, model)) as client:
         yield client
 
 
@@ -293,7 +304,7 @@ class Torn:
 
 
 def test_a_fault_in_mid_stream_ends_it_with_an_error(combine: CombineWorker, model: ServedModel) -> None:
-    with TestClient(app_over(Torn(combine, 3), [], model), raise_server_exceptions=False) as client:
+    with client_of(app_over(Torn(combine, 3), [], model)) as client:
         body = {"messages": QUESTION, "max_tokens": 8}
         *chunks, last = events_of(client.post(CHAT, json={**body, "stream": True}))
         check_envelope(client.post(CHAT, json=body), 503, "worker_lost")
@@ -303,10 +314,28 @@ def test_a_fault_in_mid_stream_ends_it_with_an_error(combine: CombineWorker, mod
 
 
 def test_without_workers_503_says_when_to_try_again(combine: CombineWorker, model: ServedModel) -> None:
-    with TestClient(app_over(Torn(combine, 0), [], model), raise_server_exceptions=False) as client:
+    with client_of(app_over(Torn(combine, 0), [], model)) as client:
         response = client.post(CHAT, json={"messages": QUESTION, "stream": True})
     check_envelope(response, 503, "unavailable")
     assert int(response.headers["Retry-After"]) > 0
+
+
+class Absent:
+    """A combine worker that has not started yet."""
+
+    name = "combine-0"
+
+    async def hello(self) -> Any:
+        raise WorkerLostError("combine-0 is not there")
+
+
+def test_before_the_workers_are_there_everything_says_503(model: ServedModel) -> None:
+    with TestClient(app_over(Absent(), [], model), raise_server_exceptions=False) as client:
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+        for response in (client.get("/v1/models"), client.post(CHAT, json=BODY)):
+            check_envelope(response, 503, "unavailable")
+            assert int(response.headers["Retry-After"]) > 0
 
 
 def test_sampling_defaults_are_the_checkpoints(tmp_path: Path) -> None:
