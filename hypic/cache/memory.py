@@ -47,7 +47,8 @@ class Cell:
     """One cached thing. kind: what eviction can be asked for by name. tiers: where copies are, as a bit mask.
 
     seconds: to recompute it. leases: of readers. pins: of this memory while it moves copies. sessions: ids of sessions
-    that refer to it. abandoned: dropped by its owner while leased or pinned; it goes with the last of those.
+    that refer to it. abandoned: dropped by its owner while leased or pinned; it goes with the last of those. fault: why
+    a copy could not be read, the last time that happened.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Cell:
     pins: int = 0
     tiers: int = 0
     abandoned: bool = False
+    fault: str = ""
     sessions: set[str] = field(default_factory=set)
 
     def record(self) -> Record:
@@ -188,8 +190,16 @@ class Memory:
                 return self.tiers[tier].get(cell)
             except TierError as error:
                 _count(self.stats.failed, error.reason)
+                cell.fault = error.reason
                 self._drop(tier, cell)
         return None
+
+    def peek(self, cell: Cell) -> Payload | None:
+        """The payload wherever it is, moving nothing and counting no use; None where no copy can be read."""
+        self._pin(cell)
+        payload = self.read(cell)
+        self._unpin(cell)
+        return payload
 
     def split(self, cell: Cell, left: Cell, at: int) -> bool:
         """Cut the payload in two: `left` takes what stands before `at`, the cell keeps the rest, each in the tiers
@@ -356,7 +366,7 @@ class Memory:
         if cell.abandoned:
             self._drop_all(cell)
         elif not cell.tiers:
-            self._lose(cell, "unreadable")
+            self._lose(cell, cell.fault or "dropped")
         else:
             self.requeue(cell)
 

@@ -1,16 +1,22 @@
-"""A byte-budgeted store of immutable entries: leases, least-recently-used eviction, and why something is missing.
+"""The segment store: immutable entries by key, position-free, in the memory that it shares with the prefix tree.
 
-The rules that make it safe: a hit is a lease; a leased entry, or one that another entry builds on, is never
-evicted; entries are never changed, only dropped; nothing larger than the budget is taken in.
+The rules that make it safe: a hit is a lease; a leased entry, or one that another entry builds on, is never evicted;
+entries are whole or not there, and never changed; a copy that cannot be read is a miss with a reason. Budgets, tiers,
+the clock and the choice of victims are hypic.cache.memory's.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, cast
 
-_REMEMBERED_EVICTIONS = 65_536
+from hypic.cache.memory import Cell, Memory
+from hypic.cache.tiers.tier import Lasting, Record
+
+KIND = "segment"
+
+_REMEMBERED_LOSSES = 65_536
 
 MissReason = Literal["cold", "evicted"]
 
@@ -33,18 +39,19 @@ class Lease(Generic[EntryT]):
     """A promise that an entry stays. Release it exactly once."""
 
     entry: EntryT
+    cell: Cell
     _store: "Store[EntryT]"
     _released: bool = False
 
     def release(self) -> None:
         assert not self._released, f"lease of {self.entry.key.hex()[:12]} released twice"
         self._released = True
-        self._store._unpin(self.entry.key)
+        self._store._release(self.cell)
 
 
 @dataclass
 class StoreStats:
-    """Counts since the start, and what is held now."""
+    """Counts since the start, and what is held now. misses: by reason. used_bytes: of what is ready to use."""
 
     hits: int = 0
     misses: dict[str, int] = field(default_factory=dict)
@@ -56,39 +63,64 @@ class StoreStats:
     leases: int = 0
 
 
-class Store(Generic[EntryT]):
-    """Entries by key, least recently used first. Not thread-safe: one engine owns it."""
+@dataclass(eq=False, slots=True)
+class StoreCell(Cell):
+    """The cell of an entry. counted_bytes: what it stands for in the store's statistics. builds_on: its parent's."""
 
-    def __init__(self, budget_bytes: int, parent_of: Callable[[EntryT], bytes] = lambda entry: b"") -> None:
-        """parent_of: key of the entry that another builds on (it is kept as long), b"" for none."""
-        self.budget_bytes = budget_bytes
+    key: bytes = b""
+    counted_bytes: int = 0
+    builds_on: Cell | None = None
+
+
+class Store(Generic[EntryT]):
+    """Entries by key. Not thread-safe: one engine owns it."""
+
+    def __init__(
+        self,
+        memory: Memory | int,
+        parent_of: Callable[[EntryT], bytes] = lambda entry: b"",
+        seconds_of: Callable[[EntryT], float] = lambda entry: entry.nbytes * 1e-9,
+    ) -> None:
+        """memory: shared, or the budget in bytes of one of its own. parent_of: key of the entry that another builds on
+        (it is kept as long), b"" for none. seconds_of: what it would take to compute an entry again."""
+        self.memory = Memory.of_bytes(memory) if isinstance(memory, int) else memory
         self.stats = StoreStats()
-        self._entries: OrderedDict[bytes, EntryT] = OrderedDict()
-        self._pins: dict[bytes, int] = {}
-        self._parent_of = parent_of
-        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self._cells: dict[bytes, StoreCell] = {}
+        self._parent_of, self._seconds_of = parent_of, seconds_of
+        self._gone: OrderedDict[bytes, str] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._cells)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
+        return key in self._cells
 
     def __iter__(self) -> Iterator[EntryT]:
-        return iter(self._entries.values())
+        """Entries that are ready to use."""
+        return (self._entry(cell) for cell in list(self._cells.values()) if cell.has(0))
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.memory.budget_bytes
+
+    @property
+    def cells(self) -> Iterable[StoreCell]:
+        """Every cell of the store."""
+        return self._cells.values()
 
     def lease(self, key: bytes, accept: Callable[[EntryT], bool] = lambda entry: True) -> Lease[EntryT] | None:
-        """The entry of that key if `accept` agrees, held until released; None is a miss (see `why_missing`)."""
-        entry = self._entries.get(key)
-        if entry is None or not accept(entry):
-            reason = self.why_missing(key)
-            self.stats.misses[reason] = self.stats.misses.get(reason, 0) + 1
+        """The entry of that key if `accept` agrees, ready to use and held until released; None is a miss (see
+        `why_missing`)."""
+        cell = self._cells.get(key)
+        payload = None if cell is None else self.memory.load(cell)
+        if cell is None or payload is None or not accept(cast(EntryT, payload)):
+            self._miss(key)
             return None
-        self._entries.move_to_end(key)
-        self._pin(key)
+        self.memory.lease(cell)
+        self.memory.touch(cell)
         self.stats.hits += 1
         self.stats.leases += 1
-        return Lease(entry, self)
+        return Lease(cast(EntryT, payload), cell, self)
 
     @contextmanager
     def leased(self, key: bytes) -> Iterator[EntryT | None]:
@@ -102,79 +134,126 @@ class Store(Generic[EntryT]):
 
     def peek(self, key: bytes) -> EntryT | None:
         """The entry without a lease and without counting as a use: for plans that are only printed."""
-        return self._entries.get(key)
+        cell = self._cells.get(key)
+        return None if cell is None else cast(EntryT | None, self.memory.peek(cell))
 
     def why_missing(self, key: bytes) -> MissReason:
         """ "evicted" where the key was held not long ago, else "cold"."""
-        return "evicted" if key in self._gone else "cold"
+        return "evicted" if key in self._gone or key in self._cells else "cold"
+
+    def why_missing_exactly(self, key: bytes) -> str:
+        """As `why_missing`, with the fault of the last copy ("damaged", "truncated", ...) where it had one; "no_room"
+        where the entry is there but cannot be made ready beside what is leased, or is of other tokens."""
+        return "no_room" if key in self._cells else self._gone.get(key, "cold")
 
     def insert(self, entry: EntryT) -> bool:
         """Take an entry in, making room. False where it is here already, builds on something that is not, or cannot
         fit beside what is leased; the caller keeps the entry and goes on with it."""
-        parent = self._parent_of(entry)
-        if entry.key in self._entries or (parent and parent not in self._entries):
+        parent_key = self._parent_of(entry)
+        parent = self._cells.get(parent_key)
+        if entry.key in self._cells or (parent_key and parent is None):
             return False
-        if parent:
-            self._pin(parent)
-        if not self._make_room(entry.nbytes):
-            if parent:
-                self._unpin_key(parent)
+        cell = StoreCell(KIND, self, self._seconds_of(entry), key=entry.key)
+        if parent is not None:
+            self.memory.lease(parent)
+            cell.builds_on = parent
+        if not self.memory.hold(cell, entry):
+            if parent is not None:
+                self.memory.unlease(parent)
             self.stats.rejected += 1
             return False
-        self._entries[entry.key] = entry
+        self._cells[entry.key] = cell
         self._gone.pop(entry.key, None)
         self.stats.inserted += 1
         self.stats.entries += 1
-        self.stats.used_bytes += entry.nbytes
         return True
+
+    def restore(self) -> int:
+        """Find the entries that a lasting tier kept from an earlier process; returns how many."""
+        count = 0
+        for number, tier in enumerate(self.memory.tiers):
+            if not isinstance(tier, Lasting):
+                continue
+            for record in [record for record in tier.found() if record.kind == KIND]:
+                if record.key in self._cells:
+                    tier.discard(record)
+                    continue
+                cell = StoreCell(KIND, self, key=record.key)
+                nbytes = tier.claim(record, cell)
+                cell.seconds = nbytes * 1e-9
+                self._cells[record.key] = cell
+                self.memory.claim(cell, number, nbytes)
+                self.stats.entries += 1
+                count += 1
+        return count
 
     def clear(self) -> int:
-        """Drop everything that is not leased; returns how many entries went."""
-        before = len(self._entries)
-        while self._evict_one():
-            pass
-        return before - len(self._entries)
+        """Drop everything that is not leased, in all tiers; returns how many entries went."""
+        before = len(self._cells)
+        while free := [cell for cell in self._cells.values() if not cell.leases]:
+            for cell in free:
+                self.memory.forget(cell)
+                self.lost(cell, "evicted")
+        return before - len(self._cells)
 
     def check(self) -> None:
-        """Integrity: the books agree with what is held. Run when an engine goes idle, and in tests."""
-        held = sum(entry.nbytes for entry in self._entries.values())
-        assert held == self.stats.used_bytes <= self.budget_bytes, (held, self.stats, self.budget_bytes)
-        assert all(count > 0 for count in self._pins.values()), self._pins
-        children = sum(1 for entry in self._entries.values() if self._parent_of(entry))
-        assert sum(self._pins.values()) == self.stats.leases + children, (self._pins, self.stats, children)
-        assert all(key in self._entries for key in self._pins), "a pin on nothing"
+        """Integrity of a store that has its memory for itself; with others, `Memory.check` takes all their cells."""
+        self.memory.check(self._cells.values())
+        assert self.stats.used_bytes == self.memory.used_bytes <= self.budget_bytes, (self.stats, self.budget_bytes)
+        self.check_counts()
 
-    def _make_room(self, needed_bytes: int) -> bool:
-        if needed_bytes > self.budget_bytes:
-            return False
-        while self.stats.used_bytes + needed_bytes > self.budget_bytes:
-            if not self._evict_one():
-                return False
+    def check_counts(self) -> None:
+        """Integrity of the store's own books."""
+        here = [cell for cell in self._cells.values() if cell.has(0)]
+        assert self.stats.used_bytes == sum(cell.nbytes for cell in here), self.stats
+        assert self.stats.entries == len(self._cells), self.stats
+        children = sum(1 for cell in self._cells.values() if cell.builds_on is not None)
+        assert sum(cell.leases for cell in self._cells.values()) == self.stats.leases + children, self.stats
+
+    # What the memory asks and tells: see hypic.cache.memory.Owner.
+
+    def evictable(self, cell: Cell, tier: int) -> bool:
+        """Entries are whole: all that could hinder is a lease."""
         return True
 
-    def _evict_one(self) -> bool:
-        key = next((key for key in self._entries if key not in self._pins), None)
-        if key is None:
-            return False
-        entry = self._entries.pop(key)
+    def losable(self, cell: Cell) -> bool:
+        return True
+
+    def moved(self, cell: Cell) -> None:
+        self._count(_own(cell), cell.nbytes if cell.has(0) else 0)
+
+    def lost(self, cell: Cell, reason: str) -> None:
+        own = _own(cell)
+        self._count(own, 0)
+        del self._cells[own.key]
         self.stats.entries -= 1
         self.stats.evicted += 1
-        self.stats.used_bytes -= entry.nbytes
-        if parent := self._parent_of(entry):
-            self._unpin_key(parent)
-        self._gone[key] = None
-        if len(self._gone) > _REMEMBERED_EVICTIONS:
+        self._gone[own.key] = reason
+        if len(self._gone) > _REMEMBERED_LOSSES:
             self._gone.popitem(last=False)
-        return True
+        if own.builds_on is not None:
+            parent, own.builds_on = own.builds_on, None
+            self.memory.unlease(parent)
 
-    def _pin(self, key: bytes) -> None:
-        self._pins[key] = self._pins.get(key, 0) + 1
+    def record(self, cell: Cell) -> Record:
+        return Record(_own(cell).key, KIND, {})
 
-    def _unpin(self, key: bytes) -> None:
+    def _release(self, cell: Cell) -> None:
         self.stats.leases -= 1
-        self._unpin_key(key)
+        self.memory.unlease(cell)
 
-    def _unpin_key(self, key: bytes) -> None:
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
+    def _miss(self, key: bytes) -> None:
+        reason = self.why_missing_exactly(key)
+        self.stats.misses[reason] = self.stats.misses.get(reason, 0) + 1
+
+    def _entry(self, cell: StoreCell) -> EntryT:
+        return cast(EntryT, self.memory.tiers[0].get(cell))
+
+    def _count(self, cell: StoreCell, nbytes: int) -> None:
+        self.stats.used_bytes += nbytes - cell.counted_bytes
+        cell.counted_bytes = nbytes
+
+
+def _own(cell: Cell) -> StoreCell:
+    assert isinstance(cell, StoreCell)
+    return cell

@@ -77,6 +77,7 @@ class Tier(Protocol):
         ...
 
 
+@runtime_checkable
 class Lasting(Protocol):
     """A tier whose copies outlive the process."""
 
