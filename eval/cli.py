@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hypic.arms import ARMS
+from hypic.arms import ARMS, arm_named
 from hypic.config import ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
@@ -67,6 +67,7 @@ def demo(
 @with_config
 def serve(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
     """Serve a model over HTTP as OpenAI does, with documents that are prefilled once and reused anywhere."""
+    arm_named(server.arm)
     from hypic.router.app import serve_forever
 
     serve_forever(engine, cluster, server)
@@ -185,7 +186,7 @@ def ttft(
     arms: Arms = "full,prefix,hypic",
     documents: Documents = 16,
     document_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a document, about.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; documents are shuffled anew for each request.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds: one request of prefix in each; full once in all.")] = 3,
     warm_repeats: Annotated[int, typer.Option(min=1, help="Requests a round of arms that reuse segments.")] = 5,
     seed: Seed = 0,
     json: Json = False,

@@ -61,7 +61,9 @@ def _options(config: type) -> list[inspect.Parameter]:
             default=field.default,
             annotation=Annotated[
                 hints[field.name],
-                typer.Option(help=help_texts.get(field.name), rich_help_panel=config.__name__),
+                typer.Option(
+                    help=help_texts.get(field.name), rich_help_panel=f"{config.__name__.removesuffix('Config')} options"
+                ),
             ],
         )
         for field in fields(config)

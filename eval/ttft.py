@@ -94,7 +94,8 @@ def run_ttft(
     rounds: int,
     warm_repeats: int,
 ) -> Report:
-    """Gate, warm up, and time `rounds` rounds: one request of each arm, `warm_repeats` of arms that reuse segments.
+    """Gate, warm up, and time `rounds` rounds: one request of `prefix`, `warm_repeats` of arms that reuse segments; and
+    one request of `full` in all.
 
     model: a checkpoint directory, None for a random one made for this. Raises GateError where results are wrong, and
     InvalidRequestError for an unknown arm or prompts that do not fit the model.
@@ -153,25 +154,30 @@ def check_gate(workload: Workload) -> dict[str, float]:
 def time_arms(workload: Workload, arms: Sequence[Arm], rounds: int, warm_repeats: int) -> dict[str, Timings]:
     """Times by arm. Each arm is warmed first: its documents are built and one request of it is run untimed.
 
-    In a round every arm sees the same orders, in turns. `full` and `prefix`, which see the first order of a round,
-    must give the same first token; GateError if not.
+    A turn is one order of the documents, which all arms that take part in it see. `full` and `prefix` must give the
+    same first token; GateError if not.
     """
     timings = {arm.name: Timings() for arm in arms}
-    repeats = {arm.name: warm_repeats if arm.reuse_segments else 1 for arm in arms}
-    with progress("warming", len(arms) + rounds * sum(repeats.values())) as advance:
+    turns = [[arm for arm in arms if _takes_part(arm, turn, warm_repeats)] for turn in range(rounds * warm_repeats)]
+    with progress("warming", len(arms) + sum(map(len, turns))) as advance:
         for arm in arms:
-            warm_arm(workload, arm)
             advance(f"warming {arm.name}")
-        for _ in range(rounds):
-            for turn in range(max(repeats.values())):
-                order = workload.shuffled()
-                for arm in arms:
-                    if turn < repeats[arm.name]:
-                        advance(f"timing {arm.name}")
-                        time_request(workload.engine, workload.request(arm, order), timings[arm.name])
-                if turn == 0:
-                    _compare_first_tokens(timings)
+            warm_arm(workload, arm)
+        for number, taking_part in enumerate(turns):
+            order = workload.shuffled()
+            for arm in taking_part:
+                advance(f"timing {arm.name}")
+                time_request(workload.engine, workload.request(arm, order), timings[arm.name])
+            if number == 0:
+                _compare_first_tokens(timings)
     return timings
+
+
+def _takes_part(arm: Arm, turn: int, warm_repeats: int) -> bool:
+    """Warm requests are short and run each turn, prefix reuse once a round, recomputing everything once in all."""
+    if arm.reuse_segments:
+        return True
+    return turn % warm_repeats == 0 if arm.reuse_prefix else turn == 0
 
 
 def warm_arm(workload: Workload, arm: Arm) -> None:
