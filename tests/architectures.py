@@ -20,6 +20,15 @@ from hypic.sequence import Active, Sequence, SequenceCache
 
 KINDS = sorted({module.__name__.rpartition(".")[2] for module in architectures().values()})
 
+# Ring and Ling up to 2.6 share a `model_type` with Ling 3.
+RING_2_5: dict[str, Any] = {
+    "group_norm_size": 4,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": True,
+    "use_bias": False,
+    "use_qkv_bias": False,
+}
+
 # Another setting of what `TINY` shows one way, each compared with the reference like `TINY` itself.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bamba": [{"mamba_proj_bias": True, "mlp_bias": True, "attention_bias": True, "mamba_conv_bias": False}],
@@ -31,6 +40,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"num_local_experts": 0, "position_embedding_type": "rope", "rope_parameters": {"rope_theta": 1e4}}
     ],
     "bailing_hybrid": [
+        RING_2_5,
         {"kda_safe_gate": False, "q_lora_rank": None},
         {
             "rope_parameters": {

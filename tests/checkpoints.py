@@ -42,7 +42,8 @@ def write_checkpoint(path: Path, kind: str = "qwen3_5", tie: bool = False, seed:
     architecture = architectures()[kind]
     shape = _COMMON | architecture.TINY | {"tie_word_embeddings": tie} | config
     torch.manual_seed(seed)
-    model = reference_class(kind)._from_config(text_config(kind, shape)).eval()
+    settings = text_config(kind, shape)
+    model = reference_class(kind, settings)._from_config(settings).eval()
     _shake(model)
     model.save_pretrained(path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 256], "pad_token_id": 256}))
@@ -81,10 +82,12 @@ def text_config(kind: str, fields: dict[str, Any]) -> Any:
     return AutoConfig.for_model(architecture.MODEL_TYPES[-1], **fields)
 
 
-def reference_class(kind: str) -> Any:
+def reference_class(kind: str, config: Any = None) -> Any:
     """The model that an architecture must agree with: that of transformers, or where it has none, one of ours."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+    if kind == "bailing_hybrid" and hasattr(config, "group_norm_size"):
+        return importlib.import_module("references.bailing_v2_5").ForCausalLM
     if hasattr(architectures()[kind], "Config"):
         return importlib.import_module(f"references.{kind}").ForCausalLM
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(architectures()[kind].MODEL_TYPES[-1]))]

@@ -16,19 +16,23 @@ class RotaryPositions:
     multi-axis positions of Qwen3.5 are equal on all axes, which is the plain embedding.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, rotated_dim: int | None = None) -> None:
+        """rotated_dim: R where the config's head_dim does not tell; of plain rotary embeddings only. Raises
+        UnsupportedModelError for embeddings that cannot be moved."""
         with torch.device("cpu"):  # real numbers, also where the model is being built without weights
-            self.frequencies, self.scale = self._frequencies(config)
+            self.frequencies, self.scale = self._frequencies(config, rotated_dim)
 
     @staticmethod
-    def _frequencies(config: Any) -> tuple[Tensor, float]:
+    def _frequencies(config: Any, rotated_dim: int | None) -> tuple[Tensor, float]:
         parameters = config.rope_parameters
         kind = parameters.get("rope_type", "default")
         if kind == "default":
             head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+            rotated = rotated_dim or int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
             return 1.0 / parameters["rope_theta"] ** exponent, 1.0
+        if rotated_dim is not None:
+            raise UnsupportedModelError(f"rope type {kind!r} is not served for layers whose heads differ in width")
         if kind in ROPE_INIT_FUNCTIONS and kind not in ("dynamic", "longrope"):
             frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device=torch.device("cpu"))
             return frequencies, float(scale)

@@ -97,9 +97,9 @@ class Config(PreTrainedConfig):  # type: ignore[no-untyped-call]
 class FusedHeads(nn.Module):
     """q, k and v from one matrix, q and k normalised per head."""
 
-    def __init__(self, config: Any, kv_heads: int) -> None:
+    def __init__(self, config: Any, kv_heads: int, head_dim: int) -> None:
         super().__init__()
-        heads, self.head_dim = config.num_attention_heads, _head_dim(config)
+        heads, self.head_dim = config.num_attention_heads, head_dim
         self.heads = [heads, kv_heads, kv_heads]
         width = sum(self.heads) * self.head_dim
         self.query_key_value = nn.Linear(config.hidden_size, width, bias=config.use_qkv_bias)
@@ -117,7 +117,7 @@ class Attention(FusedHeads):
     """Grouped attention of the last layer of a group."""
 
     def __init__(self, layer: int, config: Any) -> None:
-        super().__init__(config, config.num_key_value_heads)
+        super().__init__(config, config.num_key_value_heads, _head_dim(config))
         self.layer = layer
         self.memory = AttentionMemory(config.num_key_value_heads, self.head_dim, self.head_dim)
 
@@ -129,9 +129,9 @@ class Attention(FusedHeads):
 class LightningAttention(FusedHeads):
     """Every query head has keys of its own, rotated before they are written into the state."""
 
-    def __init__(self, layer: int, index: int, config: Any) -> None:
+    def __init__(self, layer: int, index: int, config: Any, head_dim: int) -> None:
         heads = config.num_attention_heads
-        super().__init__(config, heads)
+        super().__init__(config, heads, head_dim)
         self.layer = layer
         self.memory = LinearMemory(FAMILY, heads, self.head_dim, self.head_dim)
         self.log_decay = log_decay(heads, index, config.num_hidden_layers)
@@ -161,8 +161,9 @@ def build(config: Any) -> HybridModel:
     )
     norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps)
     layers = []
-    for index, (kind, number) in enumerate(numbered(_kinds(config))):
-        mixer = Attention(number, config) if kind == "full" else LightningAttention(number, index, config)
+    for index, (kind, number) in enumerate(numbered(grouped_kinds(config))):
+        linear = kind == "linear"
+        mixer = LightningAttention(number, index, config, _head_dim(config)) if linear else Attention(number, config)
         layers.append(DecoderLayer(mixer, _feed_forward(config, index), norm, name="attention"))
     rotary, last = RotaryPositions(config), config.num_hidden_layers
     predictors = "|".join(str(last + extra) for extra in range(config.num_nextn_predict_layers)) or "none"
@@ -185,7 +186,7 @@ def head_slopes(heads: int) -> list[float]:
     return slopes if power == heads else slopes + head_slopes(2 * power)[::2][: heads - power]
 
 
-def _kinds(config: Any) -> list[str]:
+def grouped_kinds(config: Any) -> list[str]:
     """The last layer of each group is full attention, and so are layers that make no whole group."""
     size, layers = config.layer_group_size, config.num_hidden_layers
     grouped = layers // size * size

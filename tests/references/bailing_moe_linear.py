@@ -74,7 +74,7 @@ class Attention(nn.Module):
     def __init__(self, config: Any, index: int, linear: bool) -> None:
         super().__init__()
         self.config, self.index, self.linear = config, index, linear
-        dim, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
+        dim, heads, width = config.hidden_size, config.num_attention_heads, head_dim(config)
         kv_heads = heads if linear else config.num_key_value_heads
         self.split = [heads * width, kv_heads * width, kv_heads * width]
         self.query_key_value = nn.Linear(dim, sum(self.split), bias=False)
@@ -86,7 +86,7 @@ class Attention(nn.Module):
             self.g_norm = Norm(heads * width, config.rms_norm_eps, config.group_norm_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads, width = self.config.num_attention_heads, self.config.head_dim
+        heads, width = self.config.num_attention_heads, head_dim(self.config)
         q, k, v = (part.view(len(x), -1, width) for part in self.query_key_value(x).split(self.split, -1))
         q, k = self.rotate(self.query_layernorm(q)), self.rotate(self.key_layernorm(k))
         k, v = (part.repeat_interleave(heads // part.shape[1], 1) for part in (k, v))
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
     def rotate(self, x: Tensor) -> Tensor:
         rope = self.config.rope_parameters
-        rotated = int(self.config.head_dim * rope["partial_rotary_factor"])
+        rotated = int(head_dim(self.config) * rope["partial_rotary_factor"])
         angles = torch.outer(
             torch.arange(len(x)).float(), rope["rope_theta"] ** -(torch.arange(0, rotated, 2).float() / rotated)
         )[:, None]
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return torch.cat([*turned, x[..., rotated:]], -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = torch.einsum("thk,shk->hts", q, k) / self.config.head_dim**0.5
+        scores = torch.einsum("thk,shk->hts", q, k) / head_dim(self.config) ** 0.5
         later = torch.ones(len(q), len(q)).triu(1).bool()
         return torch.einsum("hts,shv->thv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
 
@@ -116,16 +116,23 @@ class Attention(nn.Module):
         outputs = []
         for query, key, value in zip(q.double(), k.double(), v.double(), strict=True):
             state = decay * state + key[:, :, None] * value[:, None, :]
-            outputs.append((query[:, :, None] * state).sum(1) / self.config.head_dim**0.5)
+            outputs.append((query[:, :, None] * state).sum(1) / head_dim(self.config) ** 0.5)
         return torch.stack(outputs)
 
 
+def head_dim(config: Any) -> int:
+    """`bailing_hybrid` calls its heads otherwise once it is read."""
+    return getattr(config, "linear_head_dim", None) or config.head_dim
+
+
 class Layer(nn.Module):
+    full_attention: type[nn.Module] = Attention
+
     def __init__(self, config: Any, index: int) -> None:
         super().__init__()
         grouped = config.num_hidden_layers - config.num_hidden_layers % config.layer_group_size
         full = (index + 1) % config.layer_group_size == 0 or index >= grouped
-        self.attention = Attention(config, index, not full)
+        self.attention = self.full_attention(config, index, False) if full else Attention(config, index, True)
         dense = index < config.first_k_dense_replace
         self.mlp = MLP(config.hidden_size, config.intermediate_size) if dense else MoE(config)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
@@ -137,10 +144,12 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
+    layer: type[Layer] = Layer
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer(config, index) for index in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -148,11 +157,12 @@ class ForCausalLM(PreTrainedModel, GenerationMixin):
     """Reads one text, whole."""
 
     config_class = Config
+    decoder: type[Decoder] = Decoder
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.word_embeddings.weight"}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model = Decoder(config)
+        self.model = self.decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
