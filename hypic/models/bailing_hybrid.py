@@ -52,11 +52,10 @@ def build(config: Any) -> HybridModel:
     """The text model of a Ring or Ling config."""
     require(config, hidden_act="silu", tie_word_embeddings=False)
     lightning = hasattr(config, "group_norm_size")
+    kinds = [kind.removesuffix("_attention") for kind in config.layer_types]
     if lightning:
         require(config, use_qk_norm=True, linear_silu=False, rope_interleave=True, score_function="sigmoid")
-    kinds = (
-        grouped_kinds(config) if lightning else ["full" if "full" in kind else "linear" for kind in config.layer_types]
-    )
+        kinds = grouped_kinds(config)
     norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps)
     layers = []
     for index, (kind, number) in enumerate(numbered(kinds)):

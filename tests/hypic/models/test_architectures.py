@@ -44,17 +44,13 @@ def gap(a: Tensor, b: Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def asker(tmp_path_factory: pytest.TempPathFactory) -> MakeAsker:
-    """An engine by architecture, with fields of the config set otherwise; made once."""
+    """An engine by architecture, with fields of the config set otherwise; made once where they are not."""
 
-    @cache
     def make(kind: str, **config: Any) -> Asker:
         return Asker(write_checkpoint(tmp_path_factory.mktemp(kind) / kind, kind, **config))
 
-    return lambda kind, one_layer=False: (
-        make(kind)
-        if not one_layer
-        else Asker(write_checkpoint(tmp_path_factory.mktemp(kind) / kind, kind, **ONE_LAYER[kind]))
-    )
+    plain = cache(make)
+    return lambda kind, **config: make(kind, **config) if config else plain(kind)
 
 
 def load_reference(kind: str, path: Path) -> Any:
@@ -138,9 +134,11 @@ def test_exact_prefix_and_all_active_equal_full(asker: MakeAsker, kind: str) -> 
     assert gap(ask.combine(ask.request(anchored, "anchored"))[0], expected) <= 1e-4, "built where it stands"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_first_layer_composes_exactly_wherever_segments_stand(asker: MakeAsker, kind: str) -> None:
-    ask = asker(kind)
+@pytest.mark.parametrize(("kind", "variant"), CASES)
+def test_first_layer_composes_exactly_wherever_segments_stand(
+    asker: MakeAsker, kind: str, variant: dict[str, Any]
+) -> None:
+    ask = asker(kind, **variant)
     assert ask.engine.model.layer_kinds[0] == "linear"
     segments = ask.prompt(1, 2, 3, 2)
     memories = {}
@@ -155,7 +153,7 @@ def test_first_layer_composes_exactly_wherever_segments_stand(asker: MakeAsker, 
 
 @pytest.mark.parametrize("kind", sorted(ONE_LAYER))
 def test_one_layer_is_exact_to_the_logits(asker: MakeAsker, kind: str) -> None:
-    ask = asker(kind, one_layer=True)
+    ask = asker(kind, **ONE_LAYER[kind])
     segments = ask.prompt(1, 2, 3, 2)
     full, _ = ask.combine(ask.request(segments, "full"))
     ask.combine(ask.request(ask.prompt(3, 2, 1), "hypic"))
