@@ -68,3 +68,42 @@ class PrefixEntry:
         """True bytes held."""
         tensors = (self.keys, self.values, self.states, self.conv_tails)
         return sum(tensor.nbytes for tensor in tensors) + self.token_ids.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class KvSpan:
+    """Keys (rotated, since a prefix never moves) and values of a span of a prefix: `[F, s, HK, D]`."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values
+
+    @property
+    def nbytes(self) -> int:
+        """True bytes held."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def split(self, at_tokens: int) -> tuple["KvSpan", "KvSpan"]:
+        """Both halves own their memory: a view would keep the whole alive when the other half goes."""
+        left = KvSpan(self.keys[:, :at_tokens].clone(), self.values[:, :at_tokens].clone())
+        return left, KvSpan(self.keys[:, at_tokens:].clone(), self.values[:, at_tokens:].clone())
+
+
+@dataclass(frozen=True, eq=False)
+class StateEnd:
+    """What the linear layers remember after a prefix: states `[L, H, K, V]` and conv tails `[L, c-1, C]`."""
+
+    states: Tensor
+    conv_tails: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.states, self.conv_tails
+
+    @property
+    def nbytes(self) -> int:
+        """True bytes held."""
+        return self.states.nbytes + self.conv_tails.nbytes

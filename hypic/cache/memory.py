@@ -48,7 +48,7 @@ class Cell:
 
     seconds: to recompute it. leases: of readers. pins: of this memory while it moves copies. sessions: ids of sessions
     that refer to it. abandoned: dropped by its owner while leased or pinned; it goes with the last of those. fault: why
-    a copy could not be read, the last time that happened.
+    a copy could not be read, the last time that happened. cuts: how often it was split; a copy read before is stale.
     """
 
     kind: str
@@ -63,6 +63,7 @@ class Cell:
     tiers: int = 0
     abandoned: bool = False
     fault: str = ""
+    cuts: int = 0
     sessions: set[str] = field(default_factory=set)
 
     def record(self) -> Record:
@@ -189,10 +190,14 @@ class Memory:
             try:
                 return self.tiers[tier].get(cell)
             except TierError as error:
-                _count(self.stats.failed, error.reason)
-                cell.fault = error.reason
-                self._drop(tier, cell)
+                self.fail(cell, tier, error)
         return None
+
+    def fail(self, cell: Cell, tier: int, error: TierError) -> None:
+        """A copy could not be read: it is dropped, and why is remembered. For whoever holds the cell while reading."""
+        _count(self.stats.failed, error.reason)
+        cell.fault = error.reason
+        self._drop(tier, cell)
 
     def peek(self, cell: Cell) -> Payload | None:
         """The payload wherever it is, moving nothing and counting no use; None where no copy can be read."""
@@ -214,6 +219,7 @@ class Memory:
         places = [tier for tier in range(len(self.tiers)) if cell.has(tier)]
         for tier in places:
             self._drop(tier, cell)
+        cell.cuts += 1
         left.worth, left.last_use_ticks, left.uses = cell.worth, cell.last_use_ticks, cell.uses
         left.pins, cell.pins = left.pins + 1, cell.pins + 1
         for tier in places:

@@ -202,13 +202,13 @@ class Store(Generic[EntryT]):
         assert self.stats.used_bytes == self.memory.used_bytes <= self.budget_bytes, (self.stats, self.budget_bytes)
         self.check_counts()
 
-    def check_counts(self) -> None:
-        """Integrity of the store's own books."""
+    def check_counts(self, in_flight: int = 0) -> None:
+        """Integrity of the store's own books. in_flight: how many of its cells a prefetch holds."""
         here = [cell for cell in self._cells.values() if cell.has(0)]
         assert self.stats.used_bytes == sum(cell.nbytes for cell in here), self.stats
         assert self.stats.entries == len(self._cells), self.stats
         children = sum(1 for cell in self._cells.values() if cell.builds_on is not None)
-        assert sum(cell.leases for cell in self._cells.values()) == self.stats.leases + children, self.stats
+        assert sum(cell.leases for cell in self._cells.values()) == self.stats.leases + children + in_flight
 
     # What the memory asks and tells: see hypic.cache.memory.Owner.
 

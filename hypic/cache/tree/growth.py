@@ -142,7 +142,7 @@ class Growth:
         made: list[Node] = []
         for start, end in self._pieces(parent.end, depth):
             text = self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
-            made.append(Node(text, start, end, made[-1] if made else parent, [None] * len(self.trunk.components)))
+            made.append(self.trunk.node(text, start, made[-1] if made else parent))
         whole = all(self._fill(node, depth) for node in made) and parent.alive
         if whole:
             for node in made:

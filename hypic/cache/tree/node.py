@@ -47,7 +47,7 @@ class Node:
     """A span of tokens [start, end) behind its parent, and what each component keeps of it.
 
     cells: by component; FULL's is never None except in a root, which spans nothing. device_children: how many children
-    have their FULL ready to use; on_device: whether this one is counted in its parent's. namespace: of a root.
+    have their FULL ready to use; on_device: whether this one is counted in its parent's. namespace: of its root.
     """
 
     tokens: bytes

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from hypic.cache.memory import Memory
-from hypic.cache.tiers.tier import Payload
+from hypic.cache.tiers.tier import Lasting, Payload
 from hypic.cache.tree.component import Component, Kind, Shape
 from hypic.cache.tree.growth import Grown, Growth, Offer
 from hypic.cache.tree.node import TOKEN_BYTES, Node, TreeCell, common_tokens
+from hypic.cache.tree.restore import restore
 from hypic.cache.tree.trunk import Cost, Trunk
 
 ANY_TIER = -1
@@ -180,6 +181,11 @@ class Tree:
             for at in component.needed(node, node.end)
             if (cell := at.cells[component.index]) is not None
         ]
+
+    def restore(self) -> int:
+        """Find the prefixes that lasting tiers kept from an earlier process; returns how many values."""
+        tiers = enumerate(self.memory.tiers)
+        return sum(restore(self.trunk, number, tier) for number, tier in tiers if isinstance(tier, Lasting))
 
     def component(self, kind: Kind) -> Component:
         return next(component for component in self.trunk.components if component.kind == kind)

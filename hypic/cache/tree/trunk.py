@@ -41,6 +41,11 @@ class Trunk:
         offset = node.end * TOKEN_BYTES
         return node.children.get(tokens[offset : offset + self.shape.page_tokens * TOKEN_BYTES])
 
+    def node(self, tokens: bytes, start: int, parent: Node) -> Node:
+        """A node without values, not yet attached."""
+        end = start + len(tokens) // TOKEN_BYTES
+        return Node(tokens, start, end, parent, [None] * len(self.components), namespace=parent.namespace)
+
     def cell(self, node: Node, component: Component, seconds: float) -> TreeCell:
         return TreeCell(component.kind, self, seconds, node=node, index=component.index)
 
@@ -60,7 +65,7 @@ class Trunk:
         assert parent is not None
         assert 0 < at_tokens < len(node), (at_tokens, len(node))
         assert at_tokens % self.shape.page_tokens == 0, (at_tokens, self.shape)
-        upper = Node(node.tokens[:cut], node.start, node.start + at_tokens, parent, [None] * len(self.components))
+        upper = self.node(node.tokens[:cut], node.start, parent)
         upper.device_children, upper.on_device = int(node.on_device), node.on_device
         old_key = self._key(node)
         node.tokens, node.start, node.parent = node.tokens[cut:], upper.end, upper
@@ -146,16 +151,20 @@ class Trunk:
     def record(self, cell: Cell) -> Record:
         node, _ = _place(cell)
         assert node.parent is not None
-        end, start = self._digest(node).digest(), self._digest(node.parent).digest()
-        meta = {"start": node.start, "end": node.end, "before": start, "after": end, "tokens": node.tokens}
-        name = hashlib.blake2b(cell.kind.encode() + node.start.to_bytes(8, "little") + end, digest_size=32)
+        before, after = self.digest(node.parent), self.digest(node)
+        tokens = node.tokens if cell.kind == "full" else b""
+        meta = {"namespace": node.namespace, "start": node.start, "before": before, "after": after, "tokens": tokens}
+        name = hashlib.blake2b(cell.kind.encode() + node.start.to_bytes(8, "little") + after, digest_size=32)
         return Record(name.digest(), cell.kind, meta)
+
+    def digest(self, node: Node) -> bytes:
+        """Names the namespace and all tokens up to a node's end, however the path is cut into nodes: 32 bytes."""
+        return self._digest(node).digest()
 
     def _key(self, node: Node) -> bytes:
         return node.tokens[: self.shape.page_tokens * TOKEN_BYTES]
 
     def _digest(self, node: Node) -> "hashlib.blake2b":
-        """Hash of the namespace and all tokens up to a node's end: the same however the path is cut into nodes."""
         above = node
         missing: list[Node] = []
         while above.digest is None:

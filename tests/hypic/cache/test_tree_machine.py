@@ -1,10 +1,14 @@
-"""The prefix tree under random operations, for every set of components, pages, windows, tiers and failures.
+"""The prefix tree under random operations, for every set of components, pages, windows, tiers and failures, with a
+segment store in the same memory and reads in flight.
 
 After each operation the oracles O1 to O8, O10 and O12 of the project's notes hold: content, coverage, maximality,
 conservation, what is held stays, receipts, idempotence, drain, progress, no dead weight.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,12 +19,40 @@ from tagged import FaultyTier, Flat, Prefix, SpanTag, StateTag, buffer, check_co
 from hypic.cache.eviction import CostAware
 from hypic.cache.memory import Memory
 from hypic.cache.sessions import Ticket
+from hypic.cache.store import Lease, Store
+from hypic.cache.tiers.prefetch import Prefetcher
 from hypic.cache.tiers.ram import RamTier
+from hypic.cache.tiers.tier import TierError
 from hypic.cache.tree.component import Shape
 from hypic.cache.tree.tree import Receipt, Tree
 
 NAMESPACES = (b"a", b"b")
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A segment in the store beside the tree."""
+
+    key: bytes
+    nbytes: int
+
+
+class Delayed(Executor):
+    """Does what it is given at once, and says so only when asked."""
+
+    def __init__(self) -> None:
+        self.acks: list[Callable[[], None]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            result = fn(*args, **kwargs)
+            self.acks.append(lambda: future.set_result(result))
+        except TierError as error:
+            fault = error
+            self.acks.append(lambda: future.set_exception(fault))
+        return future
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -41,6 +73,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree = Tree(self.memory, self.shape)
         self.receipts: list[tuple[Receipt, bytes, Prefix, set[str]]] = []
         self.tickets: list[Ticket] = []
+        self.store: Store[Item] = Store(self.memory)
+        self.leases: list[Lease[Item]] = []
+        self.executor = Delayed()
+        self.prefetcher = Prefetcher(self.memory, self.executor)
 
     def covered(self, receipt: Receipt, kinds: set[str]) -> dict[str, object]:
         values: dict[str, object] = {kind: dict(receipt.spans(kind)) for kind in kinds - {"state"}}  # type: ignore[arg-type]
@@ -127,6 +163,33 @@ class TreeMachine(RuleBasedStateMachine):
         for tier in self.lower:
             tier.failing_puts, tier.failing_gets = puts, gets
 
+    @rule(number=st.integers(0, 5), nbytes=st.integers(1, 100))
+    def insert_segment(self, number: int, nbytes: int) -> None:
+        self.store.insert(Item(bytes([number]), nbytes))
+
+    @rule(number=st.integers(0, 5), keep=st.booleans())
+    def lease_segment(self, number: int, keep: bool) -> None:
+        lease = self.store.lease(bytes([number]))
+        if lease is None:
+            return
+        assert lease.entry.key == bytes([number])
+        self.leases.append(lease)
+        if not keep or len(self.leases) > 2:
+            self.leases.pop(0).release()
+
+    @precondition(lambda self: len(self.memory.tiers) > 1)
+    @rule(data=st.data())
+    def prefetch(self, data: st.DataObject) -> None:
+        low = [cell for cell in (*self.tree.cells(), *self.store.cells) if not cell.has(0)]
+        if low:
+            self.prefetcher.start(data.draw(st.sampled_from(low)))
+
+    @rule(some=st.integers(0, 3))
+    def acknowledge(self, some: int) -> None:
+        for _ in range(min(some, len(self.executor.acks))):
+            self.executor.acks.pop(0)()
+        self.prefetcher.poll()
+
     @rule(name=st.sampled_from("xyz"))
     def open_session(self, name: str) -> None:
         self.tickets.append(self.memory.sessions.open(name))
@@ -145,7 +208,9 @@ class TreeMachine(RuleBasedStateMachine):
         if hasattr(self, "tree"):
             self.tree.check()
             held = {cell for receipt, *_ in self.receipts for cell in receipt.cells()}
-            self.memory.check({*self.tree.cells(), *held})
+            flying = set(self.prefetcher._flights)
+            self.memory.check({*self.tree.cells(), *held, *self.store.cells, *flying})
+            self.store.check_counts(in_flight=len(flying & set(self.store.cells)))
             self.memory.sessions.check()
             check_contents(self.tree)
 
@@ -173,6 +238,7 @@ class TreeMachine(RuleBasedStateMachine):
                         and (node.start >= r.first["window"] if component.kind == "window" else node is r.node)
                         for r, kinds in over
                     )
+                    count += cell in self.prefetcher._flights
                     assert (cell.leases if cell else 0) == count, (component.kind, prefix)
 
     @invariant()
@@ -186,6 +252,11 @@ class TreeMachine(RuleBasedStateMachine):
         for receipt, *_ in self.receipts:
             receipt.release()
         self.fail(False, False)
+        for lease in self.leases:
+            lease.release()
+        for ack in self.executor.acks:
+            ack()
+        self.prefetcher.poll(wait=True)
         for tier in reversed(range(len(self.memory.tiers))):
             self.memory.evict(10**9, tier)
         for tier in reversed(range(len(self.memory.tiers))):
@@ -195,6 +266,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert not any(used or copies for _, used, copies in left), left
         assert not self.tree.trunk.roots
         assert self.memory.leases == 0
+        assert len(self.store) == self.store.stats.used_bytes == self.store.stats.leases == 0
 
 
 SHAPES = {
