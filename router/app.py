@@ -44,6 +44,7 @@ class HttpServer:
     def __init__(self, names: WorkerNames, engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
         self._names, self._engine, self._cluster, self._server = names, engine, cluster, server
         self._started: Future[None] = Future()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._start, name="serve", daemon=True)
 
     def __enter__(self) -> "HttpServer":
@@ -55,6 +56,7 @@ class HttpServer:
 
     def __exit__(self, *fault: object) -> None:
         """Take the application off a cluster that lives on; one that was started here takes it along as it ends."""
+        self._stopping.set()
         self._thread.join(timeout=STOP_SECONDS)  # Ray must not go away under a start that is under way
         if self._cluster.address:
             serve.delete(APPLICATION)
@@ -72,6 +74,8 @@ class HttpServer:
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
             serve.start(http_options={"host": self._server.host, "port": self._server.port})
+            if self._stopping.is_set():
+                return
             application = _application(self._names, self._engine, self._cluster, self._server)
             serve.run(application, name=APPLICATION, route_prefix="/")
             self._started.set_result(None)

@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hypic.config import ClusterConfig, EngineConfig
 from hypic.engine.composer import BuildTask
-from hypic.errors import HypicError
+from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
 from hypic.request import GenerationRequest
 from hypic.workers.combine import CombineWorker
@@ -104,13 +104,19 @@ class RayCombine:
 
 def start_ray(cluster: ClusterConfig) -> bool:
     """Join the cluster at `cluster.address`, or start one in this machine. False if this process is in one already,
-    which is then used as it is."""
+    which is then used as it is. Raises UnavailableError where the cluster cannot be joined."""
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive Ray's forks
     if cluster.address:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RayError) as error:
+            raise UnavailableError(
+                f"cannot join the Ray cluster at {cluster.address}: {error}; is it running, and if it asks for a token, "
+                "is RAY_AUTH_MODE=token set here too?"
+            ) from error
         return True
     workers = cluster.scatter_workers + cluster.combine_workers
     ray.init(
