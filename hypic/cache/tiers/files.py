@@ -41,6 +41,7 @@ class FileTier:
         self._root = root.rstrip("/")
         self._codec = codec
         self._files: dict[Named, _File] = {}
+        self._keys: set[bytes] = set()
         self._found: dict[bytes, _File] = {}
         self._used_bytes = 0
         self._prepared: tuple[Payload, Image] | None = None
@@ -58,6 +59,8 @@ class FileTier:
         assert cell not in self._files, "a second copy in one tier"
         image, record = self._image(cell, payload), cell.record()
         self._prepared = None
+        if record.key in self._keys:
+            raise TierError("busy", "a copy that is being given up still has that name")
         if (old := self._found.pop(record.key, None)) is not None:
             self._remove(old)  # an earlier process wrote the same thing, and nobody has claimed it
         assert self._used_bytes + image.nbytes <= self.budget_bytes, (self.name, self._used_bytes, image.nbytes)
@@ -67,6 +70,7 @@ class FileTier:
         except OSError as error:
             raise TierError("write", repr(error)) from error
         self._files[cell] = _File(path, record.key, record.kind, image.nbytes)
+        self._keys.add(record.key)
         self._used_bytes += image.nbytes
 
     def get(self, cell: Named) -> Payload:
@@ -75,7 +79,9 @@ class FileTier:
         return read_image(self._read(file), file.key, self._codec)
 
     def drop(self, cell: Named) -> None:
-        self._remove(self._files.pop(cell))
+        file = self._files.pop(cell)
+        self._keys.discard(file.key)
+        self._remove(file)
 
     def copies(self) -> int:
         return len(self._files)
@@ -94,6 +100,7 @@ class FileTier:
 
     def claim(self, record: Record, cell: Named) -> int:
         file = self._files[cell] = self._found.pop(record.key)
+        self._keys.add(file.key)
         return file.nbytes
 
     def discard(self, record: Record) -> None:

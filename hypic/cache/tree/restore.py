@@ -46,7 +46,8 @@ def _grown(trunk: Trunk, record: Record, ends: dict[bytes, Node]) -> Node | None
 
 def _claim(trunk: Trunk, number: int, tier: Lasting, record: Record, node: Node) -> bool:
     component = next(component for component in trunk.components if component.kind == record.kind)
-    if node.cells[component.index] is not None or node.start != _start(record):
+    begin = node.start if component.spans else node.end
+    if node.cells[component.index] is not None or begin != _start(record):
         return False
     cell = trunk.cell(node, component, trunk.cost(node.start, node.end))
     node.cells[component.index] = cell

@@ -149,12 +149,13 @@ class Trunk:
             self.wither(node)
 
     def record(self, cell: Cell) -> Record:
-        node, _ = _place(cell)
+        node, index = _place(cell)
         assert node.parent is not None
         before, after = self.digest(node.parent), self.digest(node)
         tokens = node.tokens if cell.kind == "full" else b""
-        meta = {"namespace": node.namespace, "start": node.start, "before": before, "after": after, "tokens": tokens}
-        name = hashlib.blake2b(cell.kind.encode() + node.start.to_bytes(8, "little") + after, digest_size=32)
+        start = node.start if self.components[index].spans else node.end  # a state does not move when its span is cut
+        meta = {"namespace": node.namespace, "start": start, "before": before, "after": after, "tokens": tokens}
+        name = hashlib.blake2b(cell.kind.encode() + start.to_bytes(8, "little") + after, digest_size=32)
         return Record(name.digest(), cell.kind, meta)
 
     def digest(self, node: Node) -> bytes:
