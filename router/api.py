@@ -104,7 +104,8 @@ async def chat_completions(body: ChatBody, service: ServiceDep) -> Any:
     model = service.served
     answer = await start(service.dispatcher, model, body)
     if body.stream:
-        return StreamingResponse(events(answer, model, body), media_type="text/event-stream")
+        headers = {"Cache-Control": "no-cache"}
+        return StreamingResponse(events(answer, model, body), media_type="text/event-stream", headers=headers)
     return JSONResponse((await whole(answer, model, body)).model_dump())
 
 

@@ -59,8 +59,8 @@ class ChatBody(Body):
 
     messages: list[MessageBody]
     model: Text | None = Field(default=None, description="As in /v1/models; may be left out.")
-    documents: list[DocumentBody] = Field(
-        default=[], description="Stand before the last user message's text, each a segment that is cached by itself."
+    documents: list[DocumentBody] | None = Field(
+        default=None, description="Stand before the last user message's text, each a segment that is cached by itself."
     )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -71,7 +71,7 @@ class ChatBody(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | list[Text] | None = None
     cache_salt: Text | None = Field(default=None, description="Nothing cached is shared between different salts.")
-    hypic: HypicOptions = HypicOptions()
+    hypic: HypicOptions | None = None
     n: int | None = 1
     logprobs: bool | None = False
     top_logprobs: int | None = None

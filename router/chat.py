@@ -101,7 +101,7 @@ async def whole(answer: Answer, model: ServedModel, body: ChatBody) -> ChatCompl
         model=model.id,
         choices=[Choice(message=AnswerMessage(content="".join(piece.text for piece in pieces)), finish_reason=finish)],
         usage=usage_body(pieces[-1].usage),
-        hypic=report(answer.record) if body.hypic.explain else None,
+        hypic=report(answer.record) if _explain(body) else None,
     )
 
 
@@ -125,7 +125,7 @@ async def events(answer: Answer, model: ServedModel, body: ChatBody) -> AsyncGen
         raise
     finally:
         await outputs.aclose()
-    extra = {"hypic": report(answer.record).model_dump()} if body.hypic.explain else {}
+    extra = {"hypic": report(answer.record).model_dump()} if _explain(body) else {}
     yield _event(head | extra, {}, last.finish_reason)
     if with_usage:
         yield f"data: {json.dumps(head | {'choices': [], 'usage': usage_body(last.usage).model_dump()})}\n\n"
@@ -134,7 +134,7 @@ async def events(answer: Answer, model: ServedModel, body: ChatBody) -> AsyncGen
 
 def to_request(body: ChatBody, model: ServedModel, identifier: str) -> GenerationRequest:
     """Tokenise a body. Raises InvalidRequestError."""
-    documents = [Document(document.text, document.title, document.id) for document in body.documents]
+    documents = [Document(document.text, document.title, document.id) for document in body.documents or ()]
     segments = chat_segments(model.tokenizer, [_message(message) for message in body.messages], documents)
     room = model.max_tokens - sum(len(segment) for segment in segments)
     asked = body.max_completion_tokens or body.max_tokens or max(1, min(DEFAULT_ANSWER_TOKENS, room))
@@ -147,7 +147,7 @@ def to_request(body: ChatBody, model: ServedModel, identifier: str) -> Generatio
         stop=stop,
     )
     return GenerationRequest(
-        identifier, segments, arm_named(body.hypic.arm or model.arm), sampling, body.cache_salt or ""
+        identifier, segments, arm_named((body.hypic and body.hypic.arm) or model.arm), sampling, body.cache_salt or ""
     )
 
 
@@ -204,6 +204,10 @@ def error_body(error: Exception) -> ErrorBody:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     param = getattr(error, "param", None)
     return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=param, code=error.code))
+
+
+def _explain(body: ChatBody) -> bool:
+    return body.hypic is not None and body.hypic.explain
 
 
 def _message(message: MessageBody) -> Message:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hypic.engine.composer import BuildTask
 from hypic.errors import HypicError, UnavailableError
@@ -31,6 +31,8 @@ from hypic.workers.ports import (
     WorkerLostError,
     WorkerStats,
 )
+
+AnswerT = TypeVar("AnswerT")
 
 LEAST_PATIENCE_SECONDS = 10.0
 """How long a build may take at least before the combine worker does it itself."""
@@ -146,13 +148,14 @@ class Dispatcher:
         return [answer for answer in answers if isinstance(answer, WorkerStats)]
 
     async def health(self) -> Health:
-        """Ask every worker. A scatter worker that is busy is not ill: only its death, or silence to a build, is."""
+        """Ask every combine worker, which answers however busy its engine is. Of scatter workers only what is known
+        already counts, death or silence to a build: they answer nothing while they build."""
         answers = await asyncio.gather(
-            *(_bounded(worker.port.stats()) for worker in self._combine), return_exceptions=True
+            *(_bounded(worker.port.hello()) for worker in self._combine), return_exceptions=True
         )
         states = {}
         for worker, answer in zip(self._combine, answers, strict=True):
-            if isinstance(answer, WorkerStats):
+            if isinstance(answer, WorkerInfo):
                 worker.alive = True
             else:
                 self._lose(worker)
@@ -320,5 +323,5 @@ def _build_record(
     )
 
 
-async def _bounded(question: Awaitable[WorkerStats]) -> WorkerStats:
+async def _bounded(question: Awaitable[AnswerT]) -> AnswerT:
     return await asyncio.wait_for(question, ANSWER_SECONDS)

@@ -44,8 +44,10 @@ class CombineWorker:
         self._requests, self._delivered, self._fallbacks = 0, 0, 0
 
     async def hello(self) -> WorkerInfo:
-        """Answers once the model is loaded; raises what kept it from loading."""
-        engine = await asyncio.wrap_future(self._engine.started)
+        """Answers once the model is loaded, however busy the engine is; raises what kept it from loading, or
+        UnavailableError if the engine has stopped."""
+        engine = await asyncio.shield(asyncio.wrap_future(self._engine.started))
+        self._engine.check_running()
         self._loading_seconds = self._loading_seconds or time.perf_counter() - self._began
         return WorkerInfo(
             name=self.name,

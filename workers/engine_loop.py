@@ -83,9 +83,10 @@ class EngineLoop:
 
         return self.call(drop)
 
-    @property
-    def open_requests(self) -> int:
-        return len(self._listeners)
+    def check_running(self) -> None:
+        """Raises UnavailableError once the thread has ended."""
+        if self._ended:
+            raise UnavailableError(self._ended)
 
     def stop(self) -> None:
         """End the thread after the orders given so far."""

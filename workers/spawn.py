@@ -114,8 +114,8 @@ def start_ray(cluster: ClusterConfig) -> bool:
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RayError) as error:
             raise UnavailableError(
-                f"cannot join the Ray cluster at {cluster.address}: {error}; is it running, and if it asks for a token, "
-                "is RAY_AUTH_MODE=token set here too?"
+                f"cannot join the Ray cluster at {cluster.address}: {error}; is it running? If it asks for a token, "
+                "set RAY_AUTH_MODE=token here too"
             ) from error
         return True
     workers = cluster.scatter_workers + cluster.combine_workers

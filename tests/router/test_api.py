@@ -152,7 +152,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "emoji and CJK": {"documents": [{"text": "一匹の猫が窓辺で眠っている。🐈‍⬛ 👩🏽‍🚀 " * 3}]},
     "control characters": {"documents": [{"text": "a\x00b\x1b[31m\u202e" * 9}]},
     "unknown fields": {"frobnicate": 3, "user": "someone", "metadata": {"a": 1}, "store": True},
-    "null for a default": {"stop": None, "temperature": None, "stream": None, "seed": None, "n": None},
+    "null for a default": {"stop": None, "temperature": None, "stream": None, "seed": None, "n": None, "model": None},
     "integers for floats": {"temperature": 0, "top_p": 1},
     "a system and an assistant message": {
         "messages": [

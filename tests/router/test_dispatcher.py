@@ -180,7 +180,7 @@ class LostCombine:
         raise WorkerLostError(f"{self.name} is gone")
 
     async def hello(self) -> Any:
-        await asyncio.sleep(3600)
+        raise WorkerLostError(f"{self.name} is gone")
 
     async def stats(self) -> Any:
         raise WorkerLostError(f"{self.name} is gone")

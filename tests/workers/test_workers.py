@@ -233,10 +233,12 @@ def test_cancelled_callers_do_not_harm_the_engine(worker: CombineWorker, engine:
     async def cancelled() -> Any:
         await worker.hello()
         for delay in (0.0, 0.0, 0.001, 0.005):
-            task = asyncio.ensure_future(anext(worker.generate(request)))
+            stream = worker.generate(request)
+            task = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(delay)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await stream.aclose()
         return [message async for message in worker.generate(request)], await worker.stats()
 
     messages, stats = run(cancelled())
@@ -253,6 +255,8 @@ def test_nobody_waits_for_an_engine_that_has_ended(worker: CombineWorker, engine
             [message async for message in stream]
         with pytest.raises(UnavailableError, match="has stopped"):
             await worker.stats()
+        with pytest.raises(UnavailableError, match="has stopped"):
+            await worker.hello()
 
     run(stopped())
 
