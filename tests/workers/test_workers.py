@@ -1,6 +1,7 @@
 """Workers as plain objects in one process: streams, deliveries, and what happens when a delivery does not come."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,21 @@ def test_cancelled_callers_do_not_harm_the_engine(worker: CombineWorker, engine:
     messages, stats = run(cancelled())
     assert messages[-1].finish_reason == "length"
     assert (stats.leases, stats.open_requests) == (0, 0)
+
+
+def test_a_busy_worker_still_says_hello(worker: CombineWorker) -> None:
+    """Health must not call a worker ill because its engine is in a long pass."""
+
+    async def asked() -> float:
+        await worker.hello()
+        busy = worker._engine.call(lambda engine: time.sleep(1.0))
+        began = time.perf_counter()
+        await worker.hello()
+        seconds = time.perf_counter() - began
+        await asyncio.wrap_future(busy)
+        return seconds
+
+    assert run(asked()) < 0.5
 
 
 def test_nobody_waits_for_an_engine_that_has_ended(worker: CombineWorker, engine: Engine) -> None:
