@@ -69,6 +69,8 @@ class FaultyTier(RamTier):
 
     failing_puts = False
     failing_gets = False
+    failing_get = 0
+    """Which of the gets from now on fails, counted from 1; 0 for none."""
 
     def put(self, cell: Named, payload: Payload) -> None:
         if self.failing_puts:
@@ -76,7 +78,8 @@ class FaultyTier(RamTier):
         super().put(cell, payload)
 
     def get(self, cell: Named) -> Payload:
-        if self.failing_gets:
+        self.failing_get -= 1
+        if self.failing_gets or self.failing_get == 0:
             raise TierError("get", "injected")
         return super().get(cell)
 

@@ -50,22 +50,20 @@ class Growth:
         self.cursor = trunk.root(namespace)
         self.adopted_bytes = 0
         self._changed: list[Node] = []
+        self._made: list[TreeCell] = []
         self._held: TreeCell | None = None
         self._since = offer.full.start_tokens
 
     def run(self) -> Grown:
         """Insert every boundary on the grid, shallow ones first, until one finds no room."""
         reached: Node | None = None
-        states: list[TreeCell] = []
         for depth in self._depths():
             if not self._extend(depth):
                 break
             if self.trunk.legal(self.cursor):
                 reached = self.cursor
-                cell = None if self.trunk.state is None else reached.cells[self.trunk.state.index]
-                states += [] if cell is None else [cell]
             self._since = depth
-        for cell in reversed(states):  # so that deep states go first, and a shorter hit is left
+        for cell in reversed(self._made):  # so that what is deep goes first, and a shorter hit is left
             if cell.tiers and not cell.abandoned:
                 self.trunk.memory.touch(cell, uses=0)
         self._hold(None)
@@ -183,7 +181,7 @@ class Growth:
             self.trunk.memory.lease(cell)
             if not self.trunk.memory.hold(cell, payload):
                 return False
-            self.adopted_bytes += payload.nbytes
+            self._took(cell)
         return True
 
     def _attach_state(self, depth: int) -> bool:
@@ -200,8 +198,12 @@ class Growth:
         if not self.trunk.memory.hold(cell, payload):
             return False
         node.cells[component.index] = cell
-        self.adopted_bytes += payload.nbytes
+        self._took(cell)
         return True
+
+    def _took(self, cell: TreeCell) -> None:
+        self.adopted_bytes += cell.nbytes
+        self._made.append(cell)
 
     def _hold(self, node: Node | None) -> None:
         """Keep the path to the cursor from being evicted while room is made."""
