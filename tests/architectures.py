@@ -84,10 +84,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("nemotron_h", "sliding_window", 64),
     ("olmo_hybrid", "hidden_act", "gelu"),
     ("kimi_linear", "mla_use_nope", False),
-    ("kimi_linear", "tie_word_embeddings", True),
-    ("bailing_hybrid", "tie_word_embeddings", True),
     ("nemotron_h", "mlp_hidden_act", "silu"),
-    ("nemotron_h", "tie_word_embeddings", True),
 ]
 
 

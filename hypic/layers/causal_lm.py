@@ -56,9 +56,11 @@ class CausalLM(nn.Module):
         names: Names = Names(),
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
+        may_tie: bool = True,
     ) -> None:
-        """config: vocab_size, hidden_size and tie_word_embeddings are read. Raises UnsupportedModelError where linear
-        keys are rotated and the family's transitions do not commute with that."""
+        """config: vocab_size, hidden_size and tie_word_embeddings are read, the last where the architecture has a tied
+        form (may_tie). Raises UnsupportedModelError where linear keys are rotated and the family's transitions do not
+        commute with that."""
         super().__init__()
         self.config, self.positions, self.names, self.logit_scale = config, positions, names, logit_scale
         mixers = [mixer for layer in layers for mixer in layer.mixers]
@@ -73,7 +75,8 @@ class CausalLM(nn.Module):
                 raise UnsupportedModelError(str(error)) from error
         self.model = Decoder(config.vocab_size, config.hidden_size, layers, norm, embedding_scale)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
+        self.tied = may_tie and bool(config.tie_word_embeddings)
+        if self.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, batch: Batch) -> Tensor:

@@ -50,7 +50,7 @@ _OUTPUT = (r"\.self_attn\.dense\.", ".self_attn.o_proj.")
 
 def build(config: Any) -> HybridModel:
     """The text model of a Ring or Ling config."""
-    require(config, hidden_act="silu", tie_word_embeddings=False)
+    require(config, hidden_act="silu")
     lightning = hasattr(config, "group_norm_size")
     kinds = [kind.removesuffix("_attention") for kind in config.layer_types]
     if lightning:
@@ -66,7 +66,7 @@ def build(config: Any) -> HybridModel:
             mixer = KimiDeltaAttention(number, _delta(config))
         layers.append(DecoderLayer(mixer, feed_forward(config, index), norm, name="self_attn"))
     positions = _lightning_positions(config) if lightning else Positions(full=RotaryPositions(config))
-    return CausalLM(config, layers, norm(), positions, _names(config, kinds, lightning))
+    return CausalLM(config, layers, norm(), positions, _names(config, kinds, lightning), may_tie=False)
 
 
 def _names(config: Any, kinds: list[str], lightning: bool) -> Names:

@@ -23,6 +23,8 @@ class HybridModel(Protocol):
     config: Any
     family: LinearFamily | None
     """Of the linear layers; None for a model that has none."""
+    tied: bool
+    """Whether the embedding is the output head too."""
     layer_kinds: tuple[str, ...]
     """"linear" or "full" for each layer's mixer, in order of depth: twice for a layer that holds both, linear first;
     not at all for a layer that remembers nothing."""

@@ -47,14 +47,14 @@ _NAMES = Names(
 
 def build(config: Any) -> HybridModel:
     """The text model of a Kimi-Linear config."""
-    require(config, hidden_act="silu", mla_use_nope=True, tie_word_embeddings=False)
+    require(config, hidden_act="silu", mla_use_nope=True)
     norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps)
     layers = []
     for index, (kind, number) in enumerate(numbered(config.layer_types)):
         linear = kind == "linear_attention"
         mixer = KimiDeltaAttention(number, _delta(config)) if linear else LatentAttention(number, _latent(config))
         layers.append(DecoderLayer(mixer, feed_forward(config, index), norm, name="self_attn"))
-    return CausalLM(config, layers, norm(), names=_NAMES)
+    return CausalLM(config, layers, norm(), names=_NAMES, may_tie=False)
 
 
 def feed_forward(config: Any, index: int) -> nn.Module:

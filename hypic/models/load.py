@@ -65,7 +65,7 @@ def load_model(path: Path, dtype: torch.dtype | None = None, device: str = "cpu"
     with torch.device("meta"):
         model = architectures()[config.model_type].build(config)
     weights = dict(_merge_experts(_merge_convs(_tensors(path, model, dtype))))
-    _assign(model, weights, path, config.tie_word_embeddings)
+    _assign(model, weights, path, model.tied)
     return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 

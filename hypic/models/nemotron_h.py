@@ -116,9 +116,9 @@ class Block(nn.Module):
 
 def build(config: Any) -> HybridModel:
     """The text model of a Nemotron-H config."""
-    require(config, mlp_hidden_act="relu2", mamba_hidden_act="silu", sliding_window=None, tie_word_embeddings=False)
+    require(config, mlp_hidden_act="relu2", mamba_hidden_act="silu", sliding_window=None)
     layers = [Block(kind, number, config) for kind, number in numbered(config.layers_block_type)]
-    return CausalLM(config, layers, RMSNorm(config.hidden_size, config.layer_norm_epsilon), names=_NAMES)
+    return CausalLM(config, layers, RMSNorm(config.hidden_size, config.layer_norm_epsilon), names=_NAMES, may_tie=False)
 
 
 def _mixer(kind: str, number: int, config: Any) -> nn.Module:

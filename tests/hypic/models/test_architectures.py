@@ -80,12 +80,9 @@ def test_logits_are_those_of_the_reference(tmp_path: Path, kind: str, variant: d
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_tied_embeddings(tmp_path: Path, kind: str) -> None:
-    """As the reference has it, or refused where the reference cannot."""
+    """Tied where the reference ties; some have no tied form, whatever the config says."""
     path = write_checkpoint(tmp_path / kind, kind, tie=True)
-    if not reference_class(kind)._tied_weights_keys:
-        with pytest.raises(UnsupportedModelError, match="tie_word_embeddings"):
-            load_model(path)
-        return
+    assert load_model(path).tied == bool(reference_class(kind)._tied_weights_keys)
     ids = torch.arange(65)
     assert gap(logits_in_pieces(load_model(path), ids, (65,)), load_reference(kind, path)(ids[None]).logits[0]) <= 1e-4
 
