@@ -121,8 +121,8 @@ def parity(
     model: Annotated[
         Path | None, typer.Option(help="A checkpoint directory; random ones of every architecture by default.")
     ] = None,
-    timed_tokens: Annotated[int, typer.Option(min=0, help="Prompt of the timing, 0 for none.")] = 1024,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats, in turns.")] = 7,
+    timed_tokens: Annotated[int, typer.Option(min=0, help="Prompt of the timing, 0 for none.")] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats, in turns.")] = 5,
     seed: Seed = 0,
     json: Json = False,
     out: Out = None,

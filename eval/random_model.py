@@ -44,8 +44,11 @@ _SMALL: dict[str, Any] = {
 
 
 def tiny_shape(model_type: str) -> dict[str, Any]:
-    """The smallest config that shows what an architecture can do, as its file gives it."""
-    tiny: dict[str, Any] = architectures()[model_type].TINY
+    """The smallest config that shows what an architecture can do, as its file gives it. Raises UnsupportedModelError."""
+    served = architectures()
+    if model_type not in served:
+        raise UnsupportedModelError(f"model_type {model_type!r} is not served; served: {', '.join(sorted(served))}")
+    tiny: dict[str, Any] = served[model_type].TINY
     return _COMMON | tiny
 
 
