@@ -56,11 +56,11 @@ class Service:
         while self.model is None:
             try:
                 info = await self.dispatcher.connect()
-            except HypicError as error:
+                self.model = self._load(info.max_tokens)
+            except Exception as error:  # whatever it is: said to every client, and tried again
+                _log.warning("no workers yet", exc_info=error)
                 self._missing = f"the workers are not there yet: {error}"
                 await asyncio.sleep(RETRY_SECONDS)
-                continue
-            self.model = self._load(info.max_tokens)
 
     @property
     def served(self) -> ServedModel:

@@ -55,7 +55,11 @@ class RayWorkers:
         began = time.perf_counter()
         self._own_ray = start_ray(self.cluster)
         self._progress(f"Ray is up after {time.perf_counter() - began:.1f} s")
-        self._workers = spawn(self.engine, self.cluster)
+        try:
+            self._workers = spawn(self.engine, self.cluster)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(

@@ -118,9 +118,9 @@ def start_ray(cluster: ClusterConfig) -> bool:
                 "set RAY_AUTH_MODE=token here too"
             ) from error
         return True
-    workers = cluster.scatter_workers + cluster.combine_workers
     ray.init(
-        num_cpus=max(os.cpu_count() or 1, workers) + 2,  # for placement alone; the two are for the HTTP side
+        # For placement alone: one for each worker. Ray also starts so many processes ahead, so more would cost time.
+        num_cpus=cluster.scatter_workers + cluster.combine_workers,
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from hypic.engine.engine import Engine
 from hypic.request import GenerationRequest
 from hypic.router.api import Service, build_api
+from hypic.router.bodies import ChatBody
 from hypic.router.chat import ServedModel, default_sampling
 from hypic.router.dispatcher import Dispatcher
 from hypic.tokenizer import PromptTokenizer
@@ -278,6 +281,40 @@ def test_the_schema_names_bodies_and_errors(client: TestClient) -> None:
     assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChatBody")
     assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
     assert "documents" in schema["components"]["schemas"]["ChatBody"]["properties"]
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["system", "user", "assistant", "developer", "tool"]),
+            "content": st.text(max_size=40) | st.none() | ANYTHING,
+        }
+    ),
+    max_size=4,
+)
+DOCUMENT_LISTS = st.lists(
+    st.fixed_dictionaries({"text": st.text(max_size=60)}, optional={"title": ANYTHING}), max_size=5
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"messages": MESSAGES | ANYTHING, "max_tokens": st.integers(-1, 3)},
+        optional={field: ANYTHING for field in ChatBody.model_fields if field not in ("messages", "max_tokens")}
+        | {"documents": DOCUMENT_LISTS, "stop": st.lists(st.text(max_size=3), max_size=3), "stream": st.booleans()},
+    )
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_is_a_fault_of_ours(client: TestClient, body: dict[str, Any]) -> None:
+    response = client.post(CHAT, json=body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
 
 
 def test_after_all_that_nothing_is_held(client: TestClient, combine: CombineWorker) -> None:
