@@ -106,6 +106,8 @@ class Tree:
     ) -> Match:
         """The deepest boundary that every component accepts. tokens: `token_bytes` of the prompt, without what has to
         be computed anyway. ends: depths where a hit may end, None for all. tiers: whose copies count, a bit mask."""
+        if ends is not None and self.trunk.state is None:
+            return self._match_inside(namespace, tokens, ends, tiers)
         node = self.trunk.roots.get(namespace)
         validators = [component.validator(tiers) for component in self.trunk.components]
         best, best_tokens, full_tokens = None, 0, 0
@@ -128,6 +130,15 @@ class Tree:
             if depth < node.end or depth == total:
                 break
         return Match(best_tokens, best, full_tokens)
+
+    def _match_inside(self, namespace: bytes, tokens: bytes, ends: Collection[int], tiers: int) -> Match:
+        """Without states a hit may end inside a node: ask again with the prompt cut off where one may."""
+        whole = self.match(namespace, tokens, None, tiers)
+        for end in sorted((end for end in ends if 0 < end <= whole.tokens), reverse=True):
+            match = self.match(namespace, tokens[: end * TOKEN_BYTES], None, tiers)
+            if match.tokens == end:
+                return Match(end, match.node, whole.full_tokens)
+        return Match(0, None, whole.full_tokens)
 
     def lookup(self, namespace: bytes, tokens: bytes, ends: Collection[int] | None = None) -> Receipt | None:
         """Match and acquire. Where something cannot be made ready the hit is the next shorter one that can; None where

@@ -115,9 +115,17 @@ class TreeMachine(RuleBasedStateMachine):
             if session and self.tickets:
                 self.memory.sessions.register(self.tickets[-1], self.tree.region(grown.node))
 
-    @rule(namespace=st.sampled_from(NAMESPACES), tokens=TOKENS, keep=st.booleans())
-    def lookup(self, namespace: bytes, tokens: Prefix, keep: bool) -> None:
-        expected = Flat(self.tree, namespace).deepest(tokens)
+    @rule(
+        namespace=st.sampled_from(NAMESPACES),
+        tokens=TOKENS,
+        keep=st.booleans(),
+        ends=st.sets(st.integers(1, 20), max_size=8),
+    )
+    def lookup(self, namespace: bytes, tokens: Prefix, keep: bool, ends: set[int]) -> None:
+        flat = Flat(self.tree, namespace)
+        among = [end for end in ends if flat.legal(tokens[:end]) and end <= len(tokens)]
+        assert self.tree.match(namespace, buffer(tokens), ends).tokens == max(among, default=0)
+        expected = flat.deepest(tokens)
         for _ in range(2):
             match = self.tree.match(namespace, buffer(tokens))
             assert match.tokens == expected
