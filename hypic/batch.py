@@ -24,6 +24,17 @@ Rotary = tuple[Tensor, Tensor] | None
 """cos and sin, float32 `[T, R/2]`, or None for a layer without rotary positions."""
 
 
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What a layer's queries see: so many keys, the query's own included, or all; sinks: `[H]` scores without value."""
+
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+EVERYTHING = Reach()
+
+
 class Batch(Protocol):
     """What the layers of a model may ask of a forward pass. Layer indices count within their kind."""
 
@@ -41,7 +52,9 @@ class Batch(Protocol):
     def recur(self, layer: int, family: LinearFamily, inputs: LinearInputs) -> Tensor:
         """Run the linear recurrence; returns its outputs float32 `[T, HV, V]`."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float, reach: Reach = EVERYTHING
+    ) -> Tensor:
         """Rotate and attend: q `[T, H, K]`, k `[T, HK, K]`, v `[T, HK, V]`. Returns `[T, H, V]`."""
 
 
@@ -118,7 +131,9 @@ class PrefillBatch:
             self.sequences[run.sequence].trace.transitions.setdefault(run.index, []).append(transition)
         return result.output
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float, reach: Reach = EVERYTHING
+    ) -> Tensor:
         rotated = k if rotary is None else rotate(k, *rotary)
         q = q if rotary is None else rotate(q, *rotary)
         outputs = []
@@ -136,9 +151,8 @@ class PrefillBatch:
                 sequence.trace.values.append(v[start:end])
             filled = cache.tokens + sequence.total_tokens
             spans = _query_spans(self._runs[number])
-            outputs.append(
-                attention(q[start:end], cache.keys[layer, :filled], cache.values[layer, :filled], spans, scale)
-            )
+            keys, values = cache.keys[layer, :filled], cache.values[layer, :filled]
+            outputs.append(attention(q[start:end], keys, values, spans, scale, reach.window, reach.sinks))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def finish(self) -> None:
@@ -180,7 +194,9 @@ class DecodeBatch:
             cache.states[layer] = state
         return output
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float, reach: Reach = EVERYTHING
+    ) -> Tensor:
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         outputs = []
@@ -188,9 +204,8 @@ class DecodeBatch:
             at = cache.tokens
             cache.keys[layer, at], cache.values[layer, at] = k[row], v[row]
             span = ((at, 1),)
-            outputs.append(
-                attention(q[row : row + 1], cache.keys[layer, : at + 1], cache.values[layer, : at + 1], span, scale)
-            )
+            keys, values = cache.keys[layer, : at + 1], cache.values[layer, : at + 1]
+            outputs.append(attention(q[row : row + 1], keys, values, span, scale, reach.window, reach.sinks))
         return torch.cat(outputs)
 
     def finish(self) -> None:

@@ -36,6 +36,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"mamba_rms_norm": True, "mamba_norm_before_gate": True, "projectors_bias": True},
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
     ],
+    "gpt_oss": [{"attention_bias": False, "sliding_window": 100, "rope_parameters": {"rope_theta": 1e4}}],
     "granitemoehybrid": [
         {"num_local_experts": 0, "position_embedding_type": "rope", "rope_parameters": {"rope_theta": 1e4}}
     ],
@@ -62,6 +63,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 ONE_LAYER: dict[str, dict[str, Any]] = {
     "bamba": {"num_hidden_layers": 1, "attn_layer_indices": []},
     "falcon_h1": {"num_hidden_layers": 1},
+    "gpt_oss": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "bailing_hybrid": {"num_hidden_layers": 1},
     "kimi_linear": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
@@ -79,6 +81,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("bailing_moe_linear", "score_function", "softmax"),
     ("bamba", "hidden_act", "gelu"),
     ("falcon_h1", "hidden_act", "gelu"),
+    ("gpt_oss", "hidden_act", "gelu"),
     ("granitemoehybrid", "hidden_act", "gelu"),
     ("minimax", "sliding_window", 64),
     ("nemotron_h", "sliding_window", 64),

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hypic.batch import Batch, Rotary
+from hypic.batch import Batch, Reach, Rotary
 from hypic.layers.mixer import AttentionMemory
 from hypic.layers.norm import RMSNorm
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Sizes: H query heads and HK key heads of D dimensions. scale: on the scores, by default D^-1/2."""
+    """Sizes: H query heads and HK key heads of D dimensions. scale: on the scores, by default D^-1/2. window: of a
+    layer that does not see everything. sinks: a learned score per head that takes its share and gives nothing."""
 
     hidden_size: int
     heads: int
@@ -20,6 +21,8 @@ class AttentionShape:
     head_dim: int
     bias: bool = False
     scale: float | None = None
+    window: int | None = None
+    sinks: bool = False
 
 
 class Attention(nn.Module):
@@ -36,6 +39,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=shape.bias)
         self.q_norm = RMSNorm(width, norm_eps) if norm_eps is not None else None
         self.k_norm = RMSNorm(kv_width, norm_eps) if norm_eps is not None else None
+        self.sinks = nn.Parameter(torch.empty(shape.heads)) if shape.sinks else None
 
     def forward(self, x: Tensor, batch: Batch, rotary: Rotary) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -43,7 +47,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (part.view(x.shape[0], -1, self.shape.head_dim) for part in (q, k, v))
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
-        output = batch.attend(self.layer, q, k, v, rotary, scale)
+        output = batch.attend(self.layer, q, k, v, rotary, scale, Reach(self.shape.window, self.sinks))
         return self.o_proj(output.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
 
 

@@ -82,10 +82,14 @@ class Experts(nn.Module):
         for expert, count in enumerate(counts):
             if count:
                 mine = order[start : start + count]
-                result = F.linear(self.activated(x[rows[start : start + count]], expert), self.down_proj[expert])
+                result = self.run(x[rows[start : start + count]], expert)
                 output.index_add_(0, rows[start : start + count], result * weights.flatten()[mine].unsqueeze(-1))
                 start += count
         return output
+
+    def run(self, x: Tensor, expert: int) -> Tensor:
+        """One expert, `[T, D]` to `[T, D]`."""
+        return F.linear(self.activated(x, expert), self.down_proj[expert])
 
     def activated(self, x: Tensor, expert: int) -> Tensor:
         """What the expert projects down, `[T, I]`."""

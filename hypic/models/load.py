@@ -50,6 +50,8 @@ def load_config(path: Path) -> Any:
         )
     reader = getattr(architectures()[model_type], "Config", AutoConfig)
     config = reader.from_pretrained(path, local_files_only=True)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(f"{path} holds quantised weights, which are not served: convert them to bfloat16")
     return config.get_text_config()
 
 

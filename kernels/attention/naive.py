@@ -1,5 +1,7 @@
 """Causal attention whose queries may stand at any positions of a text: seams, suffixes, or all of it."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -7,12 +9,22 @@ Span = tuple[int, int]
 """Consecutive queries: the position of the first, and how many."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, spans: tuple[Span, ...], scale: float) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spans: tuple[Span, ...],
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend from T queries to the keys at or before their positions.
 
     q: `[T, H, K]`, rotated. k: `[S, HK, K]`, v: `[S, HK, V]`, HK dividing H; key j stands at position j.
-    spans: where the queries stand, in packed order; counts sum to T. scale: on the scores. Returns `[T, H, V]`
-    in the dtype of q. Raises ValueError where rows and spans disagree or a query stands past the last key.
+    spans: where the queries stand, in packed order; counts sum to T. scale: on the scores. window: how many keys a
+    query sees, itself included; None for all. sinks: `[H]`, a score per head that takes its share of the softmax and
+    gives no value (arXiv 2309.17453). Returns `[T, H, V]` in the dtype of q. Raises ValueError where rows and spans
+    disagree or a query stands past the last key.
     """
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{k.shape[1]} key heads do not divide {q.shape[1]} query heads")
@@ -20,25 +32,55 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spans: tuple[Span, ...], scale: f
         raise ValueError(f"spans {spans} do not fit {q.shape[0]} queries over {k.shape[0]} keys")
     output = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
     row = 0
-    for position, count in spans:
-        if count:
-            rows = slice(row, row + count)
-            output[rows] = _span(q[rows], k[: position + count], v[: position + count], scale)
-            row += count
+    for position, count in spans if window is None else _blocks(spans, window):
+        rows = slice(row, row + count)
+        end = position + count
+        if window is None or end <= window:
+            attended, weight = _span(q[rows], k[:end], v[:end], scale)
+        else:
+            start = max(0, position - window + 1)
+            attended, weight = _band(q[rows], k[start:end], v[start:end], scale, window)
+        if sinks is not None:
+            attended = (attended.float() * torch.sigmoid(weight - sinks.float()).unsqueeze(-1)).to(q.dtype)
+        output[rows] = attended
+        row += count
     return output
 
 
-def _span(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The last T of S positions attend: every earlier key without a mask, their own keys causally."""
+def _blocks(spans: tuple[Span, ...], window: int) -> Iterator[Span]:
+    """Spans cut so that the keys of a block are not many more than a query of it sees."""
+    size = max(window, 64)
+    for position, count in spans:
+        for start in range(0, count, size):
+            yield position + start, min(size, count - start)
+
+
+def _span(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The last T of S positions attend: every earlier key without a mask, their own keys causally. Returns `[T, H, V]`
+    and the log-sum-exp of the scores, float32 `[T, H]`."""
     before = k.shape[0] - q.shape[0]
+    if not q.shape[0]:
+        return q.new_empty(0, q.shape[1], v.shape[-1]), q.new_empty(0, q.shape[1], dtype=torch.float32)
     if q.shape[0] == 1:
-        return _earlier(q, k, v, scale)[0]
+        return _earlier(q, k, v, scale)
     if before == 0:
-        return _own(q, k, v, scale)[0]
+        return _own(q, k, v, scale)
     own, own_weight = _own(q, k[before:], v[before:], scale)
     earlier, earlier_weight = _earlier(q, k[:before], v[:before], scale)
     share = torch.sigmoid(earlier_weight - own_weight).unsqueeze(-1)  # softmax over the two parts
-    return torch.lerp(own.float(), earlier.float(), share).to(q.dtype)
+    attended = torch.lerp(own.float(), earlier.float(), share).to(q.dtype)
+    return attended, torch.logaddexp(own_weight, earlier_weight)
+
+
+def _band(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
+    """The last T of S positions attend to themselves and the `window` - 1 keys before."""
+    groups, before = q.shape[1] // k.shape[1], k.shape[0] - q.shape[0]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("thd,shd->hts", q.float(), k.float()) * scale
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(before).triu(before - window + 1)
+    scores.masked_fill_(~seen, -torch.inf)
+    output = torch.einsum("hts,shd->thd", scores.softmax(-1), v.float()).to(q.dtype)
+    return output, scores.logsumexp(-1).T
 
 
 def _own(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:

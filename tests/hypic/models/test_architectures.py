@@ -136,16 +136,20 @@ def test_first_layer_composes_exactly_wherever_segments_stand(
     asker: MakeAsker, kind: str, variant: dict[str, Any]
 ) -> None:
     ask = asker(kind, **variant)
-    assert ask.engine.model.layer_kinds[0] == "linear"
     segments = ask.prompt(1, 2, 3, 2)
-    memories = {}
+    tokens, memories = len(ids_of(segments)), {}
     for arm in ("full", "hypic", "addition", "last_state"):
         ask.combine(ask.request(ask.prompt(3, 2, 1, leading=0), arm, salt="elsewhere"))
-        memories[arm] = ask.combine(ask.request(segments, arm, salt="elsewhere"))[1].states[0]
-    scale = float(memories["full"].abs().max())
-    gaps = {arm: gap(state, memories["full"]) / scale for arm, state in memories.items()}
-    assert gaps["hypic"] <= 2e-5, gaps
-    assert min(gaps["addition"], gaps["last_state"]) > 100 * gaps["hypic"] > 0, gaps
+        memories[arm] = ask.combine(ask.request(segments, arm, salt="elsewhere"))[1]
+    kinds, full = ask.engine.model.layer_kinds, memories["full"]
+    if kinds[0] == "full" or (kinds[:2] == ("linear", "full") and kind == "falcon_h1"):
+        assert gap(memories["hypic"].keys[0, :tokens], full.keys[0, :tokens]) <= 1e-5
+        assert gap(memories["hypic"].values[0, :tokens], full.values[0, :tokens]) <= 1e-5
+    if kinds[0] == "linear":
+        scale = float(full.states[0].abs().max())
+        gaps = {arm: gap(memory.states[0], full.states[0]) / scale for arm, memory in memories.items()}
+        assert gaps["hypic"] <= 2e-5, gaps
+        assert min(gaps["addition"], gaps["last_state"]) > 100 * gaps["hypic"] > 0, gaps
 
 
 @pytest.mark.parametrize("kind", sorted(ONE_LAYER))
@@ -155,7 +159,8 @@ def test_one_layer_is_exact_to_the_logits(asker: MakeAsker, kind: str) -> None:
     full, _ = ask.combine(ask.request(segments, "full"))
     ask.combine(ask.request(ask.prompt(3, 2, 1), "hypic"))
     assert gap(ask.combine(ask.request(segments, "hypic"))[0], full) <= 1e-4
-    assert gap(ask.combine(ask.request(segments, "last_state"))[0], full) > 1e-3
+    if "linear" in ask.engine.model.layer_kinds:
+        assert gap(ask.combine(ask.request(segments, "last_state"))[0], full) > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)

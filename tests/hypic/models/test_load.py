@@ -98,6 +98,11 @@ DAMAGES: dict[str, tuple[Damage, type[Exception], str]] = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), CheckpointError, "holds no"),
     "no config": (lambda path: (path / "config.json").unlink(), ModelNotFoundError, "no model at"),
     "other architecture": (_config(model_type="llama"), UnsupportedModelError, "'llama' .* is not served"),
+    "quantised": (
+        _config(quantization_config={"quant_method": "mxfp4"}),
+        UnsupportedModelError,
+        "quantised weights, which are not served",
+    ),
     "moving rope": (
         _config(
             rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.25}

@@ -34,6 +34,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_state": 256,
         },
     ),
+    "gpt_oss": ("gpt-oss-120b", {}),
     "granitemoehybrid": (
         "Granite-4.0-H-Tiny",
         {
@@ -81,15 +82,16 @@ def row(kind: str) -> str:
     with torch.device("meta"):
         model = architectures()[kind].build(text_config(kind, fields))
     spec = model.cache_spec()
-    shape = transition_shape(model.family.form, spec.heads, spec.key_dim)
+    shape = transition_shape(model.family.form, spec.heads, spec.key_dim) if model.family else ()
     states = spec.linear_layers * spec.heads * spec.key_dim * spec.value_dim * 4
     transitions = spec.linear_layers * torch.Size(shape).numel() * 4
     tails = spec.linear_layers * (spec.conv_width - 1) * spec.conv_channels * BFLOAT16
     width = spec.kv_heads * (spec.attention_key_dim + spec.attention_value_dim)
     kv = TOKENS * spec.attention_layers * width * BFLOAT16
     sizes = [f"{size / 2**20:.1f}" for size in (states, transitions, tails, kv, states + transitions + tails + kv)]
-    layers = f"{spec.linear_layers} `{model.family.name}`, {spec.attention_layers} full"
-    state = " \N{MULTIPLICATION SIGN} ".join(str(size) for size in (spec.heads, spec.key_dim, spec.value_dim))
+    linear = f"{spec.linear_layers} `{model.family.name}`, " if model.family else ""
+    layers = f"{linear}{spec.attention_layers} full"
+    state = " \N{MULTIPLICATION SIGN} ".join(str(size) for size in (spec.heads, spec.key_dim, spec.value_dim) if size)
     return f"| `{kind}` | {name} | {layers} | {state} | {' | '.join(sizes)} |"
 
 

@@ -17,13 +17,24 @@ SPANS: dict[str, tuple[Span, ...]] = {
 }
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, spans: tuple[Span, ...], scale: float) -> Tensor:
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spans: tuple[Span, ...],
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
     positions = torch.cat([torch.arange(at, at + n) for at, n in spans])
     scores = torch.einsum("thd,shd->hts", q.double(), k) * scale
-    hidden = torch.arange(k.shape[0])[None, :] > positions[:, None]
-    return torch.einsum("hts,shd->thd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+    age = positions[:, None] - torch.arange(k.shape[0])[None, :]
+    scores.masked_fill_((age < 0) | (age >= (window or len(k))), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(positions), 1)], dim=-1)
+    return torch.einsum("hts,shd->thd", scores.softmax(-1)[..., : len(k)], v)
 
 
 @pytest.mark.parametrize("name", SPANS)
@@ -62,3 +73,23 @@ def test_refuses_spans_that_do_not_fit(spans: tuple[Span, ...]) -> None:
 def test_refuses_heads_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="do not divide"):
         attention(torch.zeros(1, 3, 8), torch.zeros(2, 2, 8), torch.zeros(2, 2, 8), ((0, 1),), 1.0)
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("window", [None, 1, 7, 40, 65, 100])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_windows_and_sinks(name: str, window: int | None, sinks: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    spans = SPANS[name]
+    q = torch.randn(sum(n for _, n in spans), 6, 16, generator=generator)
+    k, v = (torch.randn(65, 2, 16, generator=generator) for _ in range(2))
+    scores = torch.randn(6, generator=generator) * 3 if sinks else None
+    expected = reference(q, k, v, spans, 0.3, window, scores)
+    torch.testing.assert_close(attention(q, k, v, spans, 0.3, window, scores).double(), expected, atol=3e-6, rtol=0)
+
+
+def test_long_windows_are_cut_into_blocks() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(500, 2, 8, generator=generator) for _ in range(3))
+    expected = reference(q, k, v, ((0, 500),), 0.3, 70)
+    torch.testing.assert_close(attention(q, k, v, ((0, 500),), 0.3, 70).double(), expected, atol=3e-6, rtol=0)
