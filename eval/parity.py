@@ -35,6 +35,16 @@ def run_parity(model: Path | None, timed_tokens: int, repeats: int, seed: int) -
     Raises ModelNotFoundError, CheckpointError or UnsupportedModelError for a given model.
     """
     silence_transformers()
+    with one_thread():  # models are small; and with more, whoever is disturbed by other programs loses the race
+        found, skipped = _run(model, timed_tokens, repeats, seed)
+    results = {"limit": LIMIT, "architectures": found, "skipped": skipped}
+    return Report("eval parity", str(model or "random weights"), "cpu", results, (_table(found, skipped),))
+
+
+def _run(
+    model: Path | None, timed_tokens: int, repeats: int, seed: int
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Figures by architecture, and why others have none."""
     found: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
     if model is not None:
@@ -47,8 +57,7 @@ def run_parity(model: Path | None, timed_tokens: int, repeats: int, seed: int) -
                 found[name] = _architecture(model_type, timed_tokens, repeats, seed)
             except UnsupportedModelError as error:
                 skipped[name] = str(error)
-    results = {"limit": LIMIT, "architectures": found, "skipped": skipped}
-    return Report("eval parity", str(model or "random weights"), "cpu", results, (_table(found, skipped),))
+    return found, skipped
 
 
 def silence_transformers() -> None:
@@ -83,8 +92,7 @@ def compare(path: Path, seed: int) -> dict[str, Any]:
 
 
 def race(path: Path, tokens: int, repeats: int, seed: int) -> dict[str, float]:
-    """seconds_ours and seconds_transformers, medians of a full forward up to the last token's logits, in turns, on one
-    thread: with more, whoever is disturbed by other programs loses."""
+    """seconds_ours and seconds_transformers, medians of a full forward up to the last token's logits, in turns."""
     if not tokens:
         return {}
     ours, theirs = load_model(path, torch.float32), _theirs(path)
@@ -95,7 +103,7 @@ def race(path: Path, tokens: int, repeats: int, seed: int) -> dict[str, float]:
         "seconds_transformers": lambda: theirs(ids[None], use_cache=False, logits_to_keep=1),
     }
     times: dict[str, list[float]] = {name: [] for name in runners}
-    with one_thread(), torch.inference_mode():
+    with torch.inference_mode():
         for _ in range(repeats + 1):
             for name, runner in runners.items():
                 start = time.perf_counter()

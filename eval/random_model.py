@@ -44,7 +44,8 @@ _SMALL: dict[str, Any] = {
 
 
 def tiny_shape(model_type: str) -> dict[str, Any]:
-    """The smallest config that shows what an architecture can do, as its file gives it. Raises UnsupportedModelError."""
+    """The smallest config that shows what an architecture can do, as its file gives it. Raises UnsupportedModelError
+    for one that is not served."""
     served = architectures()
     if model_type not in served:
         raise UnsupportedModelError(f"model_type {model_type!r} is not served; served: {', '.join(sorted(served))}")
