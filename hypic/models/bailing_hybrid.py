@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
 
 _EMBEDDINGS = (r"^model\.word_embeddings\.", "model.embed_tokens.")
 _BIAS = (r"\.mlp\.gate\.expert_bias$", ".mlp.gate.e_score_correction_bias")
-_ATTENTION = (r"\.attention\.", ".self_attn.")
+_ATTENTION = (r"\.attention\.|\.self_attn\.forget_gate\.", ".self_attn.")
 _OUTPUT = (r"\.self_attn\.dense\.", ".self_attn.o_proj.")
 
 

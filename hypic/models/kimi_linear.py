@@ -38,6 +38,7 @@ TINY: dict[str, Any] = {
 _NAMES = Names(
     (
         (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.forget_gate\.", "."),
         (r"\.w1\.weight$", ".gate_proj.weight"),
         (r"\.w2\.weight$", ".down_proj.weight"),
         (r"\.w3\.weight$", ".up_proj.weight"),

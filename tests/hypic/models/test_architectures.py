@@ -23,6 +23,7 @@ from hypic.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
 from hypic.layers.rotary import RotaryPositions
 from hypic.models.load import architectures, load_model
 from hypic.protocol import decode_entry, encode_entry
+from hypic.sequence import SequenceCache
 
 MakeAsker = Callable[..., Asker]
 REUSING = [name for name in ARMS if ARMS[name].reuse_segments]
@@ -85,6 +86,32 @@ def test_tied_embeddings(tmp_path: Path, kind: str) -> None:
     assert load_model(path).tied == bool(reference_class(kind)._tied_weights_keys)
     ids = torch.arange(65)
     assert gap(logits_in_pieces(load_model(path), ids, (65,)), load_reference(kind, path)(ids[None]).logits[0]) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layout_of_transformers_loads_too(asker: MakeAsker, tmp_path: Path, kind: str) -> None:
+    """Checkpoints come as published and as transformers holds them in memory; both are the same model."""
+    ask = asker(kind)
+    load_reference(kind, ask.path).save_pretrained(tmp_path / kind, save_original_format=False)
+    for (name, one), (_, other) in zip(
+        load_model(tmp_path / kind).named_parameters(), ask.engine.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_keeps_states_and_decays_in_float32(asker: MakeAsker, kind: str) -> None:
+    """Fault 27: a state that silently loses half its bits loses answers."""
+    ask = asker(kind)
+    rough, ids = load_model(ask.path, torch.bfloat16), ids_of(ask.prompt(1))
+    cache = SequenceCache.empty(rough.cache_spec(), len(ids))
+    assert (cache.states.dtype, cache.keys.dtype) == (torch.float32, torch.bfloat16)
+    for name, parameter in rough.named_parameters():
+        precise = name.endswith(("A_log", "dt_bias", ".D", "e_score_correction_bias"))
+        assert parameter.dtype == (torch.float32 if precise else torch.bfloat16), name
+    fine = logits_in_pieces(ask.engine.model, ids, (len(ids) - 3,))
+    apart = logits_in_pieces(rough, ids, (len(ids) - 3,)) - fine
+    assert 0 < apart.norm() < 0.15 * fine.norm(), "experts may be chosen otherwise, but not more"
 
 
 @pytest.mark.parametrize("kind", KINDS)
