@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 TOKENS = 1000
 BFLOAT16 = 2
 
-# Fields of published config.json files that decide over memory, where the defaults of the config are another model's.
+# Fields of published config.json files, where the defaults of the config class are another model's.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "bailing_hybrid": ("Ling-3.0-Flash", {}),
     "bailing_moe_linear": ("Ring-mini-linear-2.0", {"layer_group_size": 5, "group_norm_size": 4, "rope_theta": 6e5}),
@@ -28,6 +28,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 12,
             "num_key_value_heads": 2,
             "head_dim": 128,
+            "vocab_size": 130048,
+            "intermediate_size": 12288,
             "mamba_d_ssm": 3072,
             "mamba_n_heads": 24,
             "mamba_d_head": 128,
@@ -42,17 +44,33 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 40,
             "num_attention_heads": 12,
             "num_key_value_heads": 4,
+            "vocab_size": 100352,
+            "intermediate_size": 512,
+            "shared_intermediate_size": 1024,
+            "num_local_experts": 64,
+            "tie_word_embeddings": True,
             "mamba_n_heads": 48,
             "mamba_d_head": 64,
             "mamba_d_state": 128,
             "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
         },
     ),
-    "kimi_linear": ("Kimi-Linear-48B-A3B", {}),
+    "kimi_linear": (
+        "Kimi-Linear-48B-A3B",
+        {
+            "linear_attn_config": {
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+                "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+            }
+        },
+    ),
     "minimax": (
         "MiniMax-Text-01",
         {
             "hidden_size": 6144,
+            "vocab_size": 200064,
+            "intermediate_size": 9216,
+            "num_local_experts": 32,
             "num_hidden_layers": 80,
             "num_attention_heads": 64,
             "num_key_value_heads": 8,
@@ -65,6 +83,9 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "hidden_size": 2688,
             "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            "n_routed_experts": 128,
+            "moe_intermediate_size": 1856,
+            "moe_shared_expert_intermediate_size": 3712,
             "mamba_num_heads": 64,
             "num_key_value_heads": 2,
         },
@@ -77,7 +98,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def row(kind: str) -> str:
-    """The architecture's row: layers, then MiB of S, T, convolution tails, KV and all of it, for 1,000 tokens."""
+    """The architecture's row: parameters, layers, then MiB of S, T, convolution tails, KV and all of it, for 1,000
+    tokens."""
     name, fields = PUBLISHED[kind]
     with torch.device("meta"):
         model = architectures()[kind].build(text_config(kind, fields))
@@ -92,7 +114,8 @@ def row(kind: str) -> str:
     linear = f"{spec.linear_layers} `{model.family.name}`, " if model.family else ""
     layers = f"{linear}{spec.attention_layers} full"
     state = " \N{MULTIPLICATION SIGN} ".join(str(size) for size in (spec.heads, spec.key_dim, spec.value_dim) if size)
-    return f"| `{kind}` | {name} | {layers} | {state} | {' | '.join(sizes)} |"
+    parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e9
+    return f"| `{kind}` | {name} | {parameters:.1f} B | {layers} | {state} | {' | '.join(sizes)} |"
 
 
 @pytest.mark.parametrize("kind", KINDS)
