@@ -60,7 +60,7 @@ def demo(
     from hypic.eval.demo import run_demo
     from hypic.eval.results import emit
 
-    emit(run_demo(engine, cluster, _names(arms)), as_json=json, out=out)
+    emit(run_demo(engine, cluster, _names(arms)), as_json=json, out=out, shown=True)
 
 
 @app.command()

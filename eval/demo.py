@@ -56,10 +56,17 @@ class Story:
 
 
 class Client:
-    """Sends prompts and counts them, so that each has an id of its own. labels: what a plan calls a section."""
+    """Sends prompts, each under an id of its own, and keeps what was told of them. labels: what a plan calls a
+    section. told: the tables shown so far."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.labels, self._count = service, dict[str, str](), 0
+        self.told: list[Table] = []
+
+    def tell(self, table: Table) -> None:
+        """Show a table now, and keep it for the report."""
+        show(table)
+        self.told.append(table)
 
     def ask(
         self, sections: Sequence[str], question: str, arm: Arm, tokens: int = 8, salt: str | None = None
@@ -85,7 +92,7 @@ def run_demo(engine: EngineConfig, cluster: ClusterConfig, arms: Sequence[str]) 
         say("stopping")
     print(NEXT_STEPS)
     results = {"recall": recall, "hotpotqa": hotpotqa}
-    return Report("demo", str(engine.model), engine.device, results)
+    return Report("demo", str(engine.model), engine.device, results, tuple(client.told))
 
 
 def stories(count: int, documents: int, new_documents: int, seed: int) -> list[Story]:
@@ -100,13 +107,13 @@ def tell_recall(client: Client, arms: Sequence[Arm]) -> dict[str, Any]:
     """One story in detail, cold and warm, then how many of `QUESTIONS` stories each arm answers right."""
     first, *more = stories(QUESTIONS, DOCUMENTS, NEW_DOCUMENTS, seed=0)
     client.labels = {section: f"document {number}" for number, section in enumerate(first.cold, 1)}
-    show(f"\n1. {DOCUMENTS} short documents, new to the cluster. A later one changes what an earlier one told.")
+    show(f"\n1. {DOCUMENTS} short documents, new to the cluster; one changes what another told.")
     show(f"   Question: {first.question}   Right answer: {first.answer}")
     client.ask(first.cold, first.question, arm_named("hypic"), salt="warm-up")  # code and memory, not this cache
     cold = client.ask(first.cold, first.question, arm_named("hypic"))
-    show(f"   Answer: {cold.text.strip()}")
-    show(cold_table(cold))
-    show(f"   The same documents in another order beside {NEW_DOCUMENTS} new ones, arm by arm.")
+    show(f"   Answer: {cold.text.strip()}\n")
+    client.tell(cold_table(cold))
+    show(f"\n   The same documents in another order beside {NEW_DOCUMENTS} new ones, arm by arm.\n")
     warm = {arm.name: _cold_then_warm(client, first, arm) for arm in arms}
     right = {arm.name: int(_right(warm[arm.name], first)) for arm in arms}
     with progress("more questions", len(more) * len(arms)) as advance:
@@ -114,8 +121,8 @@ def tell_recall(client: Client, arms: Sequence[Arm]) -> dict[str, Any]:
             for arm in arms:
                 right[arm.name] += _right(_cold_then_warm(client, story, arm), story)
                 advance(f"more questions, {arm.name}")
-    show(plan_table(warm[arms[-1].name].plan))
-    show(warm_table(warm, first, right))
+    client.tell(plan_table(warm[arms[-1].name].plan))
+    client.tell(warm_table(warm, first, right))
     return {
         "question": first.question,
         "answer": first.answer,
@@ -129,8 +136,9 @@ def tell_recall(client: Client, arms: Sequence[Arm]) -> dict[str, Any]:
 def tell_hotpotqa(client: Client, arms: Sequence[Arm], max_tokens: int) -> dict[str, Any]:
     """Plan and times of a prompt of real paragraphs; nothing is claimed of the answer."""
     sections = _real_sections(client.service.tokenizer, max_tokens)
-    show(f"\n2. {len(sections)} paragraphs of Wikipedia (HotpotQA), for times alone: a model this small, trained on")
-    show("   invented site logs, cannot answer real questions.")
+    show(f"\n2. {len(sections)} paragraphs of Wikipedia (HotpotQA), for times alone: the bundled model,")
+    show("   trained on invented site logs, cannot answer real questions.\n")
+    client.labels = {section: section.partition("\n")[0] for section in sections}
     rng = random.Random(0)
     orders = [rng.sample(sections, len(sections)) for _ in range(ROUNDS)]
     question = "Who is named in these documents?"
@@ -146,7 +154,8 @@ def tell_hotpotqa(client: Client, arms: Sequence[Arm], max_tokens: int) -> dict[
                 times[arm.name].append(last[arm.name].record.ttft_seconds)
                 advance(f"timing {arm.name}")
     seconds = {name: median(found) for name, found in times.items()}
-    show(_ttft_table(last, seconds, cold))
+    client.tell(plan_table(last[arms[-1].name].plan))
+    client.tell(_ttft_table(last, seconds, cold))
     return {
         "documents": len(sections),
         "cold": _figures(cold),
@@ -191,7 +200,8 @@ def warm_table(done: dict[str, Completion], story: Story, right: dict[str, int])
     columns = ("arm", "answer", "right", "reused", "computed", "built", "ms", "in all")
     note = (
         "Tokens: reused, computed in the combine pass (seams included), built for new documents; ms to the first "
-        f"token; in all: right answers to {QUESTIONS} such questions, each over documents of its own."
+        f"token (prompts this short gain none); in all: right answers to {QUESTIONS} questions, each over documents of "
+        "its own."
     )
     return Table(f"Warm, another order, {NEW_DOCUMENTS} new documents", columns, rows, note, text_columns=3)
 
@@ -199,7 +209,7 @@ def warm_table(done: dict[str, Completion], story: Story, right: dict[str, int])
 def _ttft_table(done: dict[str, Completion], seconds: dict[str, float], cold: Completion) -> Table:
     rows = [("hypic, cold", *_token_cells(cold), f"{1000 * cold.record.ttft_seconds:.0f}")]
     rows += [(name, *_token_cells(completion), f"{1000 * seconds[name]:.0f}") for name, completion in done.items()]
-    note = f"Documents in shuffled order, warm; medians of {ROUNDS} through router and Ray; the cold request once."
+    note = f"Shuffled order, warm; medians of {ROUNDS} through router and Ray. Cold: once, all segments to prefill."
     return Table(
         f"Time to first token, {cold.usage.prompt_tokens} prompt tokens",
         ("arm", "reused", "computed", "built", "TTFT ms"),

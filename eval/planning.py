@@ -16,6 +16,8 @@ from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams
 from hypic.segment import Document, Message
 
+_LABEL_LENGTH = 28
+
 
 @dataclass(frozen=True)
 class ChatPrompt:
@@ -74,7 +76,7 @@ def plan_table(plan: Plan) -> Table:
     rows = tuple(
         (
             str(row.index),
-            row.label,
+            row.label if len(row.label) <= _LABEL_LENGTH else f"{row.label[: _LABEL_LENGTH - 1]}…",
             row.source,
             row.reason,
             str(row.position),
@@ -84,7 +86,7 @@ def plan_table(plan: Plan) -> Table:
         )
         for row in plan.rows
     )
-    columns = ("#", "segment", "from", "why", "position", "tokens", "seam", "computed")
+    columns = ("#", "segment", "from", "why", "at", "tokens", "seam", "computed")
     note = (
         f"{plan.prompt_tokens} prompt tokens: {plan.cached_tokens} from caches, {plan.computed_tokens} computed, "
         f"{plan.built_tokens} in cold segments to prefill"

@@ -88,14 +88,15 @@ class Report:
         return "\n".join([f"# {record['command']}\n\n{facts}\n", *(table.markdown() for table in self.tables)])
 
 
-def emit(report: Report, *, as_json: bool, out: Path | None) -> None:
+def emit(report: Report, *, as_json: bool, out: Path | None, shown: bool = False) -> None:
     """Print the tables, write DIR/COMMAND.json and .md where `out` is given, and end with the JSON if asked.
 
-    Raises ValueError where results hold NaN or infinity, which JSON does not know.
+    shown: the tables were printed while the command ran. Raises ValueError where results hold NaN or infinity, which
+    JSON does not know.
     """
     line = json.dumps(report.as_dict(), allow_nan=False, ensure_ascii=False)
     console = Console()
-    for table in report.tables:
+    for table in () if shown else report.tables:
         console.print(table.rich())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,10 @@ def emit(report: Report, *, as_json: bool, out: Path | None) -> None:
 
 def show(what: str | Table) -> None:
     """Print a line or a table on stdout at once, for commands that tell what they do while they do it."""
-    Console().print(what.rich() if isinstance(what, Table) else Text(what))
+    if isinstance(what, Table):
+        Console().print(what.rich())
+    else:
+        Console().print(Text(what), soft_wrap=True)
 
 
 def say(text: str) -> None:
