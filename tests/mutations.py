@@ -81,7 +81,17 @@ def caught_by(copy: Path, mutation: Mutation) -> str:
 def run(copy: Path) -> tuple[str, str]:
     """The first test that fails in the copy, and what pytest printed."""
     tests = [f"tests/hypic/cache/{name}.py" for name in TESTS]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--durations=0", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-profile=no_shrink",
+        *tests,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(

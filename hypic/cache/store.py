@@ -87,7 +87,7 @@ class Store(Generic[EntryT]):
         self.stats = StoreStats()
         self._cells: dict[bytes, StoreCell] = {}
         self._parent_of, self._seconds_of = parent_of, seconds_of
-        self._gone: OrderedDict[bytes, str] = OrderedDict()
+        self._gone: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -144,7 +144,7 @@ class Store(Generic[EntryT]):
     def why_missing_exactly(self, key: bytes) -> str:
         """As `why_missing`, with the fault of the last copy ("damaged", "truncated", ...) where it had one; "no_room"
         where the entry is there but cannot be made ready beside what is leased, or is of other tokens."""
-        return "no_room" if key in self._cells else self._gone.get(key, "cold")
+        return "no_room" if key in self._cells else self._gone.get(key, ("cold", 0))[0]
 
     def insert(self, entry: EntryT) -> bool:
         """Take an entry in, making room. False where it is here already, builds on something that is not, or cannot
@@ -154,6 +154,7 @@ class Store(Generic[EntryT]):
         if entry.key in self._cells or (parent_key and parent is None):
             return False
         cell = StoreCell(KIND, self, self._seconds_of(entry), key=entry.key)
+        cell.uses = self._gone.get(entry.key, ("", 0))[1]  # what comes back is known to be asked for
         if parent is not None:
             self.memory.lease(parent)
             cell.builds_on = parent
@@ -228,7 +229,7 @@ class Store(Generic[EntryT]):
         del self._cells[own.key]
         self.stats.entries -= 1
         self.stats.evicted += 1
-        self._gone[own.key] = reason
+        self._gone[own.key] = reason, cell.uses
         if len(self._gone) > _REMEMBERED_LOSSES:
             self._gone.popitem(last=False)
         if own.builds_on is not None:

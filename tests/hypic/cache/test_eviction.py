@@ -150,6 +150,23 @@ def test_cost_aware_counts_uses() -> None:
     assert b"once" not in store
 
 
+def test_cost_aware_weighs_by_the_byte_and_remembers() -> None:
+    store: Store[Item] = Store(Memory.of_bytes(100, CostAware()), seconds_of=lambda item: 1.0)
+    store.insert(Item(b"small", 20))
+    store.insert(Item(b"large", 70))
+    store.insert(Item(b"new", 30))
+    assert b"small" in store
+    assert b"large" not in store, "as many seconds saved by more bytes"
+    for _ in range(9):
+        store.lease(b"new").release()  # type: ignore[union-attr]
+    store.insert(Item(b"all", 90))
+    assert b"new" not in store
+    store.insert(Item(b"new", 30))
+    store.insert(Item(b"other", 70))
+    store.insert(Item(b"more", 70))
+    assert b"new" in store, "its earlier uses count"
+
+
 def test_tree_and_store_share_one_budget_and_one_clock() -> None:
     memory = Memory.of_bytes(100)
     tree, store = Tree(memory), Store[Item](memory)
@@ -213,3 +230,17 @@ def test_a_victim_moves_down_the_tiers_in_order() -> None:
     with store.leased(b"1") as found:
         assert found == Item(b"1", 50)
     store.check()
+
+
+def test_what_its_owner_forgets_stays_under_its_readers() -> None:
+    memory = Memory.of_bytes(100)
+    store: Store[Item] = Store(memory)
+    store.insert(Item(b"a", 40))
+    lease = store.lease(b"a")
+    assert lease is not None
+    memory.forget(lease.cell)
+    assert memory.used_bytes == 40
+    assert memory.load(lease.cell) == lease.entry
+    assert memory.evict(100) == 0
+    memory.unlease(lease.cell)
+    assert memory.used_bytes == memory.leases == 0
