@@ -55,6 +55,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "kimi_linear": [{"q_lora_rank": 20, "attention_bias": True, "mlp_layer_types": ["dense"] * 5}],
+    "zamba2": [
+        {"use_shared_attention_adapter": False, "use_mem_rope": False, "num_mem_blocks": 1, "add_bias_linear": True}
+    ],
     "olmo_hybrid": [{"linear_allow_neg_eigval": False, "attention_bias": True, "rope_parameters": {"rope_theta": 1e4}}],
     "nemotron_h": [{"moe_latent_size": None, "n_group": 1, "topk_group": 1, "use_bias": True, "mlp_bias": True}],
 }
@@ -69,6 +72,7 @@ ONE_LAYER: dict[str, dict[str, Any]] = {
     "kimi_linear": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "minimax": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "nemotron_h": {"layers_block_type": ["mlp", "linear_attention", "moe"]},
+    "zamba2": {"num_hidden_layers": 1, "layers_block_type": ["linear_attention"]},
     "qwen3_5": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "qwen3_5_moe": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     "qwen3_next": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
@@ -86,6 +90,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("minimax", "sliding_window", 64),
     ("nemotron_h", "sliding_window", 64),
     ("olmo_hybrid", "hidden_act", "gelu"),
+    ("zamba2", "use_long_context", True),
     ("kimi_linear", "mla_use_nope", False),
     ("nemotron_h", "mlp_hidden_act", "silu"),
 ]

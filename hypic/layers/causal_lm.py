@@ -57,6 +57,7 @@ class CausalLM(nn.Module):
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         may_tie: bool = True,
+        decoder: type[Decoder] = Decoder,
     ) -> None:
         """config: vocab_size, hidden_size and tie_word_embeddings are read, the last where the architecture has a tied
         form (may_tie). Raises UnsupportedModelError where linear keys are rotated and the family's transitions do not
@@ -73,7 +74,7 @@ class CausalLM(nn.Module):
                 check_rotation(self.family)
             except ValueError as error:
                 raise UnsupportedModelError(str(error)) from error
-        self.model = Decoder(config.vocab_size, config.hidden_size, layers, norm, embedding_scale)
+        self.model = decoder(config.vocab_size, config.hidden_size, layers, norm, embedding_scale)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = may_tie and bool(config.tie_word_embeddings)
         if self.tied:

@@ -46,7 +46,7 @@ class Mixer(Protocol):
 
 
 class Layer(Protocol):
-    """A layer of a decoder: its mixers in the order in which they run (linear before full), and what it does."""
+    """A layer of a decoder: its mixers, in the order in which they run, and what it does."""
 
     @property
     def mixers(self) -> tuple[Mixer, ...]: ...

@@ -26,8 +26,8 @@ class HybridModel(Protocol):
     tied: bool
     """Whether the embedding is the output head too."""
     layer_kinds: tuple[str, ...]
-    """"linear" or "full" for each layer's mixer, in order of depth: twice for a layer that holds both, linear first;
-    not at all for a layer that remembers nothing."""
+    """"linear" or "full" for each layer's mixer, in order of depth: twice for a layer that holds both, not at all for a
+    layer that remembers nothing."""
 
     def cache_spec(self) -> CacheSpec:
         """Shapes of what the model remembers."""

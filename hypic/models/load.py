@@ -67,7 +67,7 @@ def load_model(path: Path, dtype: torch.dtype | None = None, device: str = "cpu"
     with torch.device("meta"):
         model = architectures()[config.model_type].build(config)
     weights = dict(_merge_experts(_merge_convs(_tensors(path, model, dtype))))
-    _assign(model, weights, path, model.tied)
+    _assign(model, weights, path)
     return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
@@ -136,10 +136,21 @@ def _merge_experts(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str,
         yield f"{prefix}.{name}_proj", torch.cat(list(stacks.values()), dim=1)
 
 
-def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path, tied: bool) -> None:
+def _share(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Give every name of a parameter that has several, an embedding that is the output head too or a block that serves
+    several layers, the tensor that the checkpoint holds under one of them."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for shared in names.values():
+        held = [name for name in shared if name in weights]
+        for name in shared if held else ():
+            weights[name] = weights[held[0]]
+
+
+def _assign(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    if tied:
-        weights["lm_head.weight"] = weights.get("model.embed_tokens.weight", torch.empty(0))
+    _share(model, weights)
     missing, unexpected = sorted(expected.keys() - weights), sorted(weights.keys() - expected)
     wrong = [
         f"{name} is {tuple(weights[name].shape)}, expected {expected[name]}"

@@ -93,6 +93,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo_hybrid": ("Olmo-Hybrid-7B", {}),
     "qwen3_5": ("Qwen3.5-9B", {}),
     "qwen3_5_moe": ("Qwen3.5-35B-A3B", {}),
+    "zamba2": (
+        "Zamba2-2.7B",
+        {
+            "num_mem_blocks": 2,
+            "n_mamba_heads": 80,
+            "mamba_d_state": 64,
+            "mamba_ngroups": 1,
+            "use_shared_attention_adapter": False,
+            "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51],
+        },
+    ),
     "qwen3_next": ("Qwen3-Next-80B-A3B", {}),
 }
 
