@@ -101,7 +101,7 @@ def conversation(shape: Shape) -> dict[str, float]:
         _lease_document(store, prompt[known:document])
         planned = time.perf_counter()
         assert (receipt.tokens if receipt else 0) == known
-        tree.insert(b"", text, _offer(known, [document, end]))
+        tree.insert(b"", text, _offer(known, [document, end]), receipt)
         if receipt:
             receipt.release()
         committed = time.perf_counter()
@@ -214,7 +214,7 @@ def _repeat_last_turn(
         planned = time.perf_counter()
         assert receipt is not None
         assert receipt.tokens == known
-        tree.insert(b"", text, _offer(known, [known + step, NODES * step]))
+        tree.insert(b"", text, _offer(known, [known + step, NODES * step]), receipt)
         receipt.release()
         commit_ms.append((time.perf_counter() - planned) * 1e3)
         match_ms.append((planned - started) * 1e3)

@@ -37,6 +37,10 @@ class Owner(Protocol):
         """The last copy is gone; the cell must not be used again. The owner may drop other cells in turn."""
         ...
 
+    def released(self, cell: "Cell") -> None:
+        """A prefetch has let go of the cell, which is still there: drop it if it was of no use but for that."""
+        ...
+
     def record(self, cell: "Cell") -> Record:
         """The lasting identity of a cell."""
         ...

@@ -236,6 +236,9 @@ class Store(Generic[EntryT]):
             parent, own.builds_on = own.builds_on, None
             self.memory.unlease(parent)
 
+    def released(self, cell: Cell) -> None:
+        """An entry is of use as long as it is there."""
+
     def record(self, cell: Cell) -> Record:
         return Record(_own(cell).key, KIND, {})
 

@@ -46,4 +46,6 @@ class Prefetcher:
             if cell.has(tier) and cell.cuts == cuts:
                 self._memory.fail(cell, tier, error)
         self._memory.unlease(cell)
+        if cell.tiers and not cell.leases:
+            cell.owner.released(cell)
         return ready

@@ -45,9 +45,10 @@ class Grown:
 class Growth:
     """One insertion."""
 
-    def __init__(self, trunk: Trunk, namespace: bytes, tokens: bytes, offer: Offer) -> None:
+    def __init__(self, trunk: Trunk, tokens: bytes, offer: Offer, start: Node) -> None:
+        """start: a node whose path the tokens begin with, for a walk that need not begin at the root."""
         self.trunk, self.tokens, self.offer = trunk, tokens, offer
-        self.cursor = trunk.root(namespace)
+        self.cursor = start
         self.adopted_bytes = 0
         self._changed: list[Node] = []
         self._made: list[TreeCell] = []
@@ -79,7 +80,7 @@ class Growth:
             return [end // page * page] if end >= page else []
         wrong = [depth for depth in self.offer.states if not 0 < depth <= end]
         assert not wrong, f"states after {wrong} tokens of a prefix of {end}"
-        return sorted(depth for depth in self.offer.states if depth % page == 0)
+        return sorted(depth for depth in self.offer.states if depth % page == 0 and depth >= self.cursor.end)
 
     def _extend(self, depth: int) -> bool:
         """Move the cursor to a node that ends at that depth, making what is missing."""
@@ -93,7 +94,7 @@ class Growth:
                 child = self.trunk.split(child, same)
             if child is None or not self._overlap(child, depth):
                 return False
-            self._hold(child)
+            self.cursor = child
         return self._attach_state(depth)
 
     def _overlap(self, node: Node, depth: int) -> bool:
@@ -101,6 +102,7 @@ class Growth:
         where it has none. False where the path cannot be made ready, so that nothing can be built on it."""
         memory = self.trunk.memory
         if not node.full.has(0):
+            self._hold(self.cursor)
             memory.lease(node.full)
             if node.start >= self.offer.full.start_tokens:
                 memory.bring(node.full, self.offer.full.cut(node.start, node.end))
@@ -109,7 +111,6 @@ class Growth:
             memory.unlease(node.full)
             if not node.alive or not node.full.has(0):
                 return False
-        self._hold(node)
         self._adopt_window(node, depth)
         return True
 
@@ -122,6 +123,7 @@ class Growth:
         live = max(node.start, -(-offered.start_tokens // page) * page)
         if live >= node.end or not self._window_serves(node, depth):
             return
+        self._hold(node)
         if live > node.start and self.trunk.split(node, live - node.start) is None:
             return
         if self._adopt(node, window, offered.cut(node.start, node.end), node.full.seconds):
@@ -137,6 +139,7 @@ class Growth:
         parent = self.cursor
         if self.offer.full.start_tokens > parent.end:
             return False  # what the caller holds begins behind a gap
+        self._hold(parent)
         made: list[Node] = []
         for start, end in self._pieces(parent.end, depth):
             text = self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
@@ -189,6 +192,7 @@ class Growth:
         state = self.trunk.state
         if state is None or self.cursor.cells[state.index] is not None:
             return True
+        self._hold(self.cursor)
         self._changed.append(self.cursor)  # without a window before it the state is of no use
         return self._adopt(self.cursor, state, self.offer.states[depth](), self.trunk.cost(self._since, depth))
 
@@ -207,7 +211,7 @@ class Growth:
 
     def _hold(self, node: Node | None) -> None:
         """Keep the path to the cursor from being evicted while room is made."""
-        before, self._held = self._held, None if node is None else node.full
+        before, self._held = self._held, None if node is None else node.cells[0]
         if self._held is not None:
             self.trunk.memory.lease(self._held)
         if before is not None:

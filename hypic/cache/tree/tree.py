@@ -148,10 +148,12 @@ class Tree:
         receipt = self.acquire(match)
         while receipt is None and match.tokens:
             again = self.match(namespace, tokens, ends)
-            if again.tokens == match.tokens:  # nothing was lost: there is no room to make it ready
-                again = self.match(namespace, tokens, ends, DEVICE)
-            match = again
+            if again.tokens < match.tokens:
+                match, receipt = again, self.acquire(again)
+                continue
+            match = self.match(namespace, tokens, ends, DEVICE)  # nothing was lost: there is no room to make it ready
             receipt = self.acquire(match)
+            break
         self.stats.stateless_tokens += match.full_tokens - match.tokens
         self.stats.hit_tokens += match.tokens
         return receipt
@@ -179,10 +181,16 @@ class Tree:
             self.memory.touch(cell)
         return receipt
 
-    def insert(self, namespace: bytes, tokens: bytes, offer: Offer) -> Grown:
+    def insert(self, namespace: bytes, tokens: bytes, offer: Offer, behind: Receipt | None = None) -> Grown:
         """Remember a prefix: what the offer holds up to the deepest boundary on the grid, copied where it is missing.
-        Optional: with no room less is kept, or nothing."""
-        return Growth(self.trunk, namespace, tokens, offer).run()
+        Optional: with no room less is kept, or nothing. behind: a live receipt of a hit on these tokens, so that the
+        path to it need not be walked again."""
+        start = self.trunk.root(namespace)
+        if behind is not None and behind.node.alive and behind.node.end == behind.tokens:
+            assert not behind.released
+            assert behind.node.namespace == namespace
+            start = behind.node
+        return Growth(self.trunk, tokens, offer, start).run()
 
     def region(self, node: Node) -> list[TreeCell]:
         """What a hit that ends at a node's end would use, for a session to refer to."""

@@ -148,6 +148,9 @@ class Trunk:
             node.cells[index] = None
             self.wither(node)
 
+    def released(self, cell: Cell) -> None:
+        self.wither(_place(cell)[0])
+
     def record(self, cell: Cell) -> Record:
         node, index = _place(cell)
         assert node.parent is not None

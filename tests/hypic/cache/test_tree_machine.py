@@ -106,7 +106,7 @@ class TreeMachine(RuleBasedStateMachine):
         receipt = self.tree.lookup(namespace, buffer(tokens)) if behind_hit else None
         start = receipt.tokens if receipt else 0
         kept = sorted(depth for depth in depths if depth <= len(tokens)) or [len(tokens)]
-        grown = self.tree.insert(namespace, buffer(tokens), offer(tokens, kept, start, min(live, len(tokens))))
+        grown = self.tree.insert(namespace, buffer(tokens), offer(tokens, kept, start, min(live, len(tokens))), receipt)
         if receipt:
             receipt.release()
         if grown.node:
