@@ -5,6 +5,7 @@ mend end with one line on stderr and exit status 2.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -188,6 +189,7 @@ def ttft(
     document_tokens: Annotated[int, typer.Option(min=32, help="Tokens of a document, about.")] = 1024,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds: one request of prefix in each; full once in all.")] = 3,
     warm_repeats: Annotated[int, typer.Option(min=1, help="Requests a round of arms that reuse segments.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its default.")] = 1,
     seed: Seed = 0,
     json: Json = False,
     out: Out = None,
@@ -197,7 +199,8 @@ def ttft(
     from hypic.eval.ttft import Prompts, run_ttft
 
     prompts = Prompts(documents, document_tokens, seed)
-    emit(run_ttft(engine, model, _names(arms), prompts, rounds, warm_repeats), as_json=json, out=out)
+    config = replace(engine, threads=threads)
+    emit(run_ttft(config, model, _names(arms), prompts, rounds, warm_repeats), as_json=json, out=out)
 
 
 def _names(arms: str) -> list[str]:
