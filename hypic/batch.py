@@ -78,7 +78,9 @@ class PrefillBatch:
         self._runs = [_runs_of(number, sequence) for number, sequence in enumerate(sequences)]
         self._flat = [run for runs in self._runs for run in runs]
         self.runs = Runs.from_lengths([[run.tokens for run in runs] for runs in self._runs])
-        self.positions = torch.cat([torch.arange(run.position, run.position + run.tokens) for run in self._flat])
+        self.positions = torch.cat([torch.arange(run.position, run.position + run.tokens) for run in self._flat]).to(
+            self.token_ids.device
+        )
         # Runs at which the packed inputs do not continue those of the run before: a sequence or a gap begins.
         self._spans = [n for n, run in enumerate(self._flat) if run.index == 0 or run.before]
         self._span_of = [bisect_right(self._spans, n) - 1 for n in range(len(self._flat))]
@@ -179,7 +181,7 @@ class DecodeBatch:
 
     def __init__(self, token_ids: Tensor, caches: list[SequenceCache]) -> None:
         self.token_ids, self.caches = token_ids, caches
-        self.positions = torch.tensor([cache.tokens for cache in caches])
+        self.positions = torch.tensor([cache.tokens for cache in caches], device=token_ids.device)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tails = torch.stack([cache.conv_tails[layer] for cache in self.caches])

@@ -89,7 +89,7 @@ class Mamba2(nn.Module):
         if self.shape.scales is not None:
             sizes = torch.tensor(parts, device=x.device)
             scales = torch.tensor(self.shape.scales, dtype=x.dtype, device=x.device)
-            projected = projected * scales.repeat_interleave(sizes)
+            projected = projected * scales.repeat_interleave(sizes, output_size=sum(parts))
         z, mixed, dt = projected.split([parts[0], sum(parts[1:4]), parts[4]], dim=-1)
         return z, mixed, dt
 
