@@ -16,9 +16,13 @@ class RotaryPositions:
     multi-axis positions of Qwen3.5 are equal on all axes, which is the plain embedding.
     """
 
-    def __init__(self, config: Any, rotated_dim: int | None = None) -> None:
-        """rotated_dim: R where the config's head_dim does not tell; of plain rotary embeddings only. Raises
-        UnsupportedModelError for embeddings that cannot be moved."""
+    def __init__(self, config: Any, rotated_dim: int | None = None, movable: bool = False) -> None:
+        """rotated_dim: R where the config's head_dim does not tell; of plain rotary embeddings only. movable: what is
+        rotated is moved again later (`turn`), as linear states are. Raises UnsupportedModelError for embeddings that
+        cannot be moved."""
+        # In float32 an angle of 1e5 radians is off by 4e-3: harmless where all keys are rotated once, as transformers
+        # does it, but R(p) R(i) would not be R(p + i).
+        self.angle_dtype = torch.float64 if movable else torch.float32
         with torch.device("cpu"):  # real numbers, also where the model is being built without weights
             self.frequencies, self.scale = self._frequencies(config, rotated_dim)
 
@@ -43,10 +47,11 @@ class RotaryPositions:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin float32 `[T, R/2]` of int64 positions `[T]`."""
-        angles = positions.float()[:, None] * self.frequencies.to(positions.device)[None, :]
-        return angles.cos() * self.scale, angles.sin() * self.scale
+        frequencies = self.frequencies.to(positions.device, self.angle_dtype)
+        angles = positions.to(self.angle_dtype)[:, None] * frequencies[None, :]
+        return angles.cos().float() * self.scale, angles.sin().float() * self.scale
 
     def turn(self, offset_tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """cos, sin float32 `[R/2]` that move what is rotated already by an offset, negative ones too, without scale."""
-        angles = float(offset_tokens) * self.frequencies.to(device)
-        return angles.cos(), angles.sin()
+        angles = offset_tokens * self.frequencies.to(device, torch.float64)
+        return angles.cos().float(), angles.sin().float()

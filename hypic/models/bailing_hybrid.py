@@ -81,7 +81,7 @@ def _names(config: Any, kinds: list[str], lightning: bool) -> Names:
 def _lightning_positions(config: Any) -> Positions:
     """The factor of partial rotation is that of the linear heads; the others rotate what they have for it."""
     rotated = int(config.linear_head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
-    return Positions(RotaryPositions(config, config.qk_rope_head_dim), RotaryPositions(config, rotated))
+    return Positions(RotaryPositions(config, config.qk_rope_head_dim), RotaryPositions(config, rotated, movable=True))
 
 
 def _delta(config: Any) -> KimiDeltaShape:

@@ -165,10 +165,13 @@ def build(config: Any) -> HybridModel:
         linear = kind == "linear"
         mixer = LightningAttention(number, index, config, _head_dim(config)) if linear else Attention(number, config)
         layers.append(DecoderLayer(mixer, _feed_forward(config, index), norm, name="attention"))
-    rotary, last = RotaryPositions(config), config.num_hidden_layers
+    positions, last = (
+        Positions(RotaryPositions(config), RotaryPositions(config, movable=True)),
+        config.num_hidden_layers,
+    )
     predictors = "|".join(str(last + extra) for extra in range(config.num_nextn_predict_layers)) or "none"
     names = Names(_RENAMES, unused=rf"model\.layers\.({predictors})\.")
-    return CausalLM(config, layers, norm(), Positions(full=rotary, linear=rotary), names)
+    return CausalLM(config, layers, norm(), positions, names)
 
 
 def log_decay(heads: int, index: int, layers: int) -> list[float]:

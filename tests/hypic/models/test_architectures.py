@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import KINDS, ONE_LAYER, REFUSED, VARIANTS, Asker, ids_of, logits_in_pieces
+from architectures import KINDS, ONE_LAYER, REFUSED, RING_2_5, VARIANTS, Asker, ids_of, logits_in_pieces
 from checkpoints import reference_class, text_config, write_checkpoint
 from torch import Tensor, nn
 
@@ -200,6 +200,24 @@ def test_first_layer_composes_exactly_wherever_segments_stand(
         gaps = {arm: gap(memory.states[0], full.states[0]) / scale for arm, memory in memories.items()}
         assert max(gaps["hypic"], gaps["anchored"]) <= 2e-5, gaps
         assert min(gaps["addition"], gaps["last_state"]) > 100 * gaps["hypic"] > 0, gaps
+
+
+@pytest.mark.parametrize("offset", [1, 4_000, 150_000])
+@pytest.mark.parametrize(("kind", "variant"), [("bailing_moe_linear", {}), ("bailing_hybrid", RING_2_5)])
+@torch.inference_mode()
+def test_states_with_rotated_keys_move_far(asker: MakeAsker, kind: str, variant: dict[str, Any], offset: int) -> None:
+    """What a segment leaves at position 0, moved, is what it leaves `offset` tokens further on."""
+    model = asker(kind, **variant).engine.model
+    ids, states = torch.arange(70), []
+    for start in (0, offset):
+        cache = SequenceCache.empty(model.cache_spec(), start + len(ids))
+        cache.keys.zero_(), cache.values.zero_()
+        cache.tokens = start
+        model.forward(PrefillBatch([Sequence(cache, (Active(len(ids)),), ids)]))
+        states.append(cache.states)
+    moved, recomputed = model.move_states(states[0], offset)[0], states[1][0]
+    assert gap(moved, recomputed) <= 2e-5 * float(recomputed.abs().max())
+    assert gap(states[0][0], recomputed) > 0.1 * float(recomputed.abs().max())
 
 
 @pytest.mark.parametrize("kind", sorted(ONE_LAYER))
