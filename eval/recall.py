@@ -50,40 +50,56 @@ VALUES = _words(
     "lemon mango nickel onyx pepper rose sable teal umber violet wheat zinc birch cherry bronze acorn barley "
     "canvas dune ember frost granite harbor island juniper kettle lantern meadow nectar orchid"
 )
+SENTENCES = 2  # facts and call signs told, for each document
 KINDS = ("locker", "desk", "key", "channel", "bay", "tray")
 
-# A pattern names the holder, then one word or sign, then the value: a fact is local to four tokens.
-FACTS: dict[Split, tuple[str, ...]] = {
+# A sentence names the holder, then one word or sign {c}, then what is told: a fact is local to four tokens.
+VERBS: dict[Split, tuple[str, ...]] = {
+    "train": _words(
+        "has holds got took uses chose said wants needs likes drew booked found claimed runs owns bought borrowed "
+        "entered received opened named noted wrote shared shows won tried marked left lists prefers fetched asked "
+        "brought sees reads watches knows made"
+    ),
+    "test": _words("keeps gets picked collected accepted selected"),
+}
+COPULAS: dict[Split, tuple[str, ...]] = {
+    "train": _words("is was became means says : = becomes equals being now reads gives simply called"),
+    "test": _words("remains stays"),
+}
+FACTS: dict[Split, tuple[tuple[str, dict[Split, tuple[str, ...]]], ...]] = {
     "train": (
-        "The {k} of {n} is {v}.",
-        "In the {k} list {n} has {v}.",
-        "As for the {k}, {n} got {v}.",
-        "This week the {k} of {n} was {v}.",
-        "On the {k} sheet {n} holds {v}.",
-        "Asked about the {k}, {n} said {v}.",
-        "Under {k} the book shows {n} with {v}.",
-        "At the {k} counter {n} chose {v}.",
-        "For a {k} we saw that {n} took {v}.",
-        "The {k} given to {n}: {v}.",
+        ("The {k} of {n} {c} {v}.", COPULAS),
+        ("This week the {k} of {n} {c} {v}.", COPULAS),
+        ("The {k} given to {n} {c} {v}.", COPULAS),
+        ("According to the book the {k} for {n} {c} {v}.", COPULAS),
+        ("In the {k} list {n} {c} {v}.", VERBS),
+        ("As for the {k}, {n} {c} {v}.", VERBS),
+        ("On the {k} sheet {n} {c} {v}.", VERBS),
+        ("Asked about the {k}, {n} {c} {v}.", VERBS),
+        ("Under {k} the book shows that {n} {c} {v}.", VERBS),
+        ("At the {k} counter {n} {c} {v}.", VERBS),
+        ("For a {k} we saw that {n} {c} {v}.", VERBS),
+        ("It says under {k} that {n} {c} {v}.", VERBS),
     ),
     "test": (
-        "On the {k} plan {n} gets {v}.",
-        "The {k} set aside for {n} remains {v}.",
-        "When it came to the {k}, {n} picked {v}.",
-        "The {k} kept by {n} became {v}.",
+        ("The {k} set aside for {n} {c} {v}.", COPULAS),
+        ("The {k} that we keep by {n} {c} {v}.", COPULAS),
+        ("On the {k} plan {n} {c} {v}.", VERBS),
+        ("When it came to the {k}, {n} {c} {v}.", VERBS),
     ),
 }
 ALIASES: dict[Split, tuple[str, ...]] = {
     "train": (
-        "On the radio {n} is {a}.",
-        "The call sign of {n} is {a}.",
-        "Over the air {n} becomes {a}.",
-        "The crew calls {n} simply {a}.",
-        "In this log {n} means {a}.",
+        "On the radio {n} {c} {a}.",
+        "The call sign of {n} {c} {a}.",
+        "Over the air {n} {c} {a}.",
+        "For the crew {n} {c} {a}.",
+        "In this log {n} {c} {a}.",
+        "As a call sign {n} {c} {a}.",
     ),
     "test": (
-        "The radio name of {n} stays {a}.",
-        "To the night crew {n} was {a}.",
+        "The radio name of {n} {c} {a}.",
+        "To the night crew {n} {c} {a}.",
     ),
 }
 QUESTIONS: dict[Split, tuple[str, ...]] = {
@@ -92,6 +108,14 @@ QUESTIONS: dict[Split, tuple[str, ...]] = {
         "What is the {k} of {n}?",
         "Name the {k} of {n}.",
         "Look up the {k} for {n}.",
+        "Tell me the {k} of {n}.",
+        "Do you know the {k} of {n}?",
+        "Which {k} is held by {n}?",
+        "I need the {k} for {n}.",
+        "What {k} should we note for {n}?",
+        "Can you say which {k} is used by {n}?",
+        "What does the book say on the {k} of {n}?",
+        "Give me the {k} that we have for {n}.",
     ),
     "test": (
         "Which {k} belongs to {n}?",
@@ -198,6 +222,20 @@ def people(split: Split) -> list[str]:
 PEOPLE: dict[Split, list[str]] = {"train": people("train"), "test": people("test")}
 
 
+def _strangers(rng: random.Random, split: Split, count: int) -> list[str]:
+    """Names of different people, no two of whom share a first or a last name."""
+    chosen: list[str] = []
+    used: set[str] = set()
+    for name in rng.sample(PEOPLE[split], len(PEOPLE[split])):
+        first, last = name.split()
+        if first not in used and last not in used:
+            chosen.append(name)
+            used |= {first, last}
+        if len(chosen) == count:
+            break
+    return chosen
+
+
 def section(document: tuple[str | None, str]) -> str:
     """The text that a document is in a prompt."""
     title, text = document
@@ -209,7 +247,7 @@ def scene(
 ) -> Scene:
     """Tells `sentences` facts and call signs; shares of the holders have theirs restated, or told by call sign."""
     spoken: list[tuple[float, str]] = []
-    names = rng.sample(PEOPLE[split], sentences)
+    names = _strangers(rng, split, sentences)
     signs = rng.sample(CALL_SIGNS, len(CALL_SIGNS))
     ledger: list[Fact] = []
     while len(spoken) < sentences:
@@ -219,11 +257,13 @@ def scene(
         if sentences - len(spoken) >= 2 and signs and rng.random() < aliased:
             holder = signs.pop()
             when = rng.uniform(0, documents)
-            spoken.append((when, rng.choice(ALIASES[split]).format(n=person, a=holder)))
+            spoken.append((when, rng.choice(ALIASES[split]).format(n=person, c=rng.choice(COPULAS[split]), a=holder)))
             told_in.append(int(when))
         values = rng.sample(VALUES, 2 if sentences - len(spoken) >= 2 and rng.random() < restated else 1)
         for when, value in zip(sorted(rng.uniform(0, documents) for _ in values), values, strict=True):
-            spoken.append((when, rng.choice(FACTS[split]).format(n=holder, k=kind, v=value)))
+            pattern, links = rng.choice(FACTS[split])
+            text = pattern.format(n=holder, k=kind, c=rng.choice(links[split]), v=value)
+            spoken.append((when, text))
             told_in.append(int(when))
         ledger.append(Fact(holder, kind, values[-1], person, tuple(told_in)))
     pages: list[list[str]] = [[] for _ in range(documents)]
@@ -242,7 +282,7 @@ def ask(rng: random.Random, split: Split, fact: Fact) -> str:
 
 
 def examples(probe: str, count: int, documents: int, seed: int, split: Split = "test") -> list[RecallExample]:
-    """`count` examples of a probe with `documents` documents and three facts a document; the same for the same seed.
+    """`count` examples of a probe with `documents` documents; the same for the same seed.
 
     Raises ValueError for an unknown probe, or where the probe needs more documents.
     """
@@ -255,7 +295,7 @@ def examples(probe: str, count: int, documents: int, seed: int, split: Split = "
     aliased = 0.5 if probe == "two_hop" else 0.0
     out: list[RecallExample] = []
     while len(out) < count:
-        stage = scene(rng, split, documents, 3 * documents, restated, aliased)
+        stage = scene(rng, split, documents, SENTENCES * documents, restated, aliased)
         kind = "plain" if probe == "border" else probe
         facts = [fact for fact in stage.facts if fact.probe == kind]
         if not facts:

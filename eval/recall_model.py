@@ -9,7 +9,8 @@ full attention, carries what was found at the name in the question to the token 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 VOCABULARY = 3072
 HIDDEN, CONTENT = 128, 64  # the embedding fills the first CONTENT of the HIDDEN dimensions, layer 0 the others
+HOLDER = slice(1, CONTENT // 2)  # dimensions of names and call signs
+TOLD = slice(CONTENT // 2, CONTENT - 1)  # dimensions of values; dimension 0 is the same for all tokens
+IS_VALUE = CONTENT - 1  # dimension that marks values
 HEAD, LINEAR_KEY, LINEAR_VALUE, LINEAR_HEADS = 64, 32, 64, 2
 ROTARY = 16
 ANSWER_OFFSET = 6  # tokens from the end of the name in a question to the token that the answer follows
@@ -53,12 +57,27 @@ def model_config() -> Qwen3_5TextConfig:
     )
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words that the start knows, each one token. holders: parts of names, and call signs. values: what is told.
+    answers: words that stand alone in an answer."""
+
+    encode: Callable[[str], list[int]]
+    holders: tuple[str, ...]
+    values: tuple[str, ...]
+    answers: tuple[str, ...]
+
+    def token(self, word: str) -> int:
+        (token,) = self.encode(word)
+        return token
+
+
 @torch.no_grad()
-def build_model(seed: int, words: Sequence[str], encode: Callable[[str], list[int]]) -> Qwen3_5ForCausalLM:
-    """A new model with the hand-set start. words: each one token, with and without a space before it."""
+def build_model(seed: int, vocabulary: Vocabulary) -> Qwen3_5ForCausalLM:
+    """A new model with the hand-set start."""
     torch.manual_seed(seed)
     model = Qwen3_5ForCausalLM(model_config())
-    _set_embeddings(model.model.embed_tokens.weight, words, encode)
+    _set_embeddings(model.model.embed_tokens.weight, vocabulary)
     for layer in model.model.layers:
         for weight in layer.parameters():
             if weight.dim() == 2:
@@ -72,22 +91,30 @@ def build_model(seed: int, words: Sequence[str], encode: Callable[[str], list[in
     return model
 
 
-def _set_embeddings(weight: Tensor, words: Sequence[str], encode: Callable[[str], list[int]]) -> None:
-    """Random content; a word with and without a space before it alike; dimension 0 the same for all tokens."""
+def _set_embeddings(weight: Tensor, vocabulary: Vocabulary) -> None:
+    """Random content; names and values in dimensions of their own; an answer's word as in the text, with its space."""
     weight.normal_(std=CONTENT**-0.5)
     weight[:, CONTENT:] *= 0.1
-    for word in words:
-        (bare,), (spaced,) = encode(word), encode(f" {word}")
-        weight[bare] = weight[spaced]
+    for word in vocabulary.holders:
+        weight[vocabulary.token(f" {word}"), TOLD] *= 0.1
+        weight[vocabulary.token(f" {word}"), HOLDER] *= 2**0.5
+    for word in vocabulary.values:
+        weight[vocabulary.token(f" {word}"), HOLDER] *= 0.1
+        weight[vocabulary.token(f" {word}"), TOLD] *= 2**0.5
+    weight[:, IS_VALUE] = 0
+    for word in vocabulary.values:
+        weight[vocabulary.token(f" {word}"), IS_VALUE] = 4 * CONTENT**-0.5
+    for word in vocabulary.answers:
+        weight[vocabulary.token(word)] = weight[vocabulary.token(f" {word}")]
     weight[:, 0] = 1.5 * CONTENT**-0.5
 
 
-def _content_map(rows: int) -> Tensor:
-    """[rows, HIDDEN]: random, reads the content dimensions alone."""
-    matrix: Tensor = torch.randn(rows, HIDDEN) * CONTENT**-0.5
-    matrix[:, 0] = 0
-    matrix[:, CONTENT:] = 0
-    return matrix
+def _read(rows: int, *parts: slice) -> Tensor:
+    """[rows, HIDDEN]: random, reads the given dimensions alone."""
+    matrix = torch.zeros(rows, HIDDEN)
+    for part in parts:
+        matrix[:, part] = torch.randn(rows, part.stop - part.start)
+    return matrix / (matrix != 0).sum(1, keepdim=True).sqrt()
 
 
 def _set_linear(mixer: Any) -> tuple[Tensor, int, int]:
@@ -97,7 +124,7 @@ def _set_linear(mixer: Any) -> tuple[Tensor, int, int]:
     mixer.in_proj_b.weight.mul_(0.1)
     mixer.in_proj_z.weight.mul_(0.1)
     mixer.in_proj_z.weight[:, 0] = 0.7
-    mixer.in_proj_qkv.weight[:keys] = mixer.in_proj_qkv.weight[keys : 2 * keys] = _content_map(keys)
+    mixer.in_proj_qkv.weight[:keys] = mixer.in_proj_qkv.weight[keys : 2 * keys] = _read(keys, HOLDER)
     taps: Tensor = mixer.conv1d.weight[:, 0]
     taps.uniform_(-0.05, 0.05)
     return taps, keys, values
@@ -111,7 +138,7 @@ def _set_joining(mixer: Any) -> None:
     mixer.dt_bias.fill_(1.0)
     taps[: 2 * keys] = 0
     taps[: 2 * keys, -1] = 1
-    mixer.in_proj_qkv.weight[2 * keys :] = _content_map(half).repeat(2, 1)
+    mixer.in_proj_qkv.weight[2 * keys :] = _read(half, HOLDER).repeat(2, 1)
     pair = torch.empty(half, 2).uniform_(0.4, 1.2) * torch.sign(torch.randn(half, 2))
     taps[2 * keys : 2 * keys + half, 2:] += pair
     taps[2 * keys + half :, :2] += pair
@@ -123,24 +150,30 @@ def _set_joining(mixer: Any) -> None:
 
 
 def _set_memory(mixer: Any) -> None:
-    """Layer 2: forgets slowly; a query is made of the last two words, a key of the two before, a value of this one."""
+    """Layer 2: forgets slowly; a query is made of the last two words, a key of the two before, a value of this."""
     taps, keys, values = _set_linear(mixer)
+    mixer.in_proj_b.weight[:, 0] = -2.0
+    mixer.in_proj_b.weight[:, IS_VALUE] = 2.0
     step = torch.exp(torch.empty_like(mixer.dt_bias).uniform_(math.log(1e-4), math.log(1e-3)))
     mixer.A_log.zero_()
     mixer.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
     pair = torch.empty(keys, 2).uniform_(0.4, 1.2)
+    pair[LINEAR_KEY:, 0] = 0  # the second head goes by the last word: by a call sign, or by a last name
     taps[:keys, 2:] += pair
     taps[keys : 2 * keys, :2] += pair
     taps[2 * keys :, -1] += 1
     taps *= 0.3
-    read = _content_map(values)
+    read = _read(values, TOLD)
     mixer.in_proj_qkv.weight[2 * keys :] = read
-    mixer.out_proj.weight.copy_(read.T * 0.7 * CONTENT**-0.5)
+    mixer.out_proj.weight.copy_(read.T * CONTENT**-0.5)
 
 
-def _set_copying(mixer: Any) -> tuple[Tensor, Tensor]:
-    """What both attention layers start with: they add the content found. Returns queries [2, HEAD, HIDDEN], keys."""
-    read = _content_map(HEAD)
+def _set_copying(mixer: Any, *copied: slice) -> tuple[Tensor, Tensor]:
+    """What both attention layers start with: they add what they find in the copied dimensions.
+
+    Returns the weights of queries, [2, HEAD, HIDDEN], and keys, [HEAD, HIDDEN].
+    """
+    read = _read(HEAD, *copied)
     mixer.v_proj.weight.copy_(read)
     mixer.o_proj.weight.copy_(read.repeat(2, 1).T * CONTENT**-0.5)
     query = mixer.q_proj.weight.view(2, 2, HEAD, HIDDEN)
@@ -149,27 +182,29 @@ def _set_copying(mixer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _set_lookup(mixer: Any) -> None:
-    """Layer 1: finds the token before which stood the two words that stand here."""
-    query, key = _set_copying(mixer)
+    """Layer 1: finds the token before which stood the two words that stand here; where there is none, this token."""
+    query, key = _set_copying(mixer, HOLDER)
     match = torch.randn(HEAD, CONTENT // 2) * (CONTENT // 2) ** -0.5
     match[:ROTARY] = 0
     query.zero_()
     key.zero_()
     query[:, :, CONTENT : CONTENT + CONTENT // 2] = match
     key[:, CONTENT + CONTENT // 2 :] = match
-    mixer.q_norm.weight.fill_(0.4)
-    mixer.k_norm.weight.fill_(0.4)
+    key[:, CONTENT : CONTENT + CONTENT // 2] = 0.8 * match
+    mixer.q_norm.weight.fill_(0.7)
+    mixer.k_norm.weight.fill_(0.7)
 
 
 def _set_carrying(mixer: Any) -> None:
     """Layer 3: finds the token ANSWER_OFFSET back, by rotary phase."""
-    query, key = _set_copying(mixer)
+    query, key = _set_copying(mixer, HOLDER, TOLD)
     half = ROTARY // 2
     phase = ANSWER_OFFSET * 10000.0 ** (-torch.arange(half) / half)
     query *= 0.1
     key *= 0.1
     query[:, :ROTARY] = 0
     key[:ROTARY] = 0
+    mixer.o_proj.weight *= 2
     query[:, :half, 0] = torch.cos(phase)
     query[:, half:ROTARY, 0] = -torch.sin(phase)
     key[:half, 0] = 1

@@ -13,6 +13,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor, nn
 from transformers import Qwen3_5ForCausalLM
 
+from hypic.arms import DEFAULT_SEAM_TOKENS
 from hypic.eval import recall
 from hypic.eval.recall import PROBES, Fact, Split
-from hypic.eval.recall_model import VOCABULARY, build_model
+from hypic.eval.recall_model import VOCABULARY, Vocabulary, build_model
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-STEPS, TOKENS_PER_STEP, LEARNING_RATE, WARM_UP = 1200, 3000, 1.5e-3, 40
+STEPS, TOKENS_PER_STEP, LEARNING_RATE, WARM_UP = 500, 2800, 6e-4, 30
 QUESTIONS_PER_CONTEXT = 20
+ISOLATED = 0.5  # share of steps whose documents do not see each other in full attention, as when they are reused
 WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -37,8 +41,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-Row = tuple[list[int], list[int]]
-"""Token ids, and the same where the loss counts, else -100."""
+
+@dataclass(frozen=True)
+class Row:
+    """ids: of tokens. labels: the same where the loss counts, else -100. starts: where each document starts, and
+    where the question does; empty where nobody asks."""
+
+    ids: list[int]
+    labels: list[int]
+    starts: tuple[int, ...] = ()
 
 
 def build_tokenizer(text: Path | None) -> Tokenizer:
@@ -69,7 +80,7 @@ def _task_text() -> Iterator[str]:
     """Text in which every word of the task is frequent enough to become one token, those of test patterns too."""
     rng = random.Random(0)
     splits: tuple[Split, ...] = ("train", "test")
-    for _ in range(2000):
+    for _ in range(3000):
         for split in splits:
             scene = recall.scene(rng, split, 4, 12, 0.2, 0.2)
             yield from map(recall.section, scene.texts())
@@ -91,34 +102,41 @@ class Prompts:
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
+    def vocabulary(self) -> Vocabulary:
+        holders = recall.FIRST_NAMES + recall.LAST_NAMES + recall.CALL_SIGNS
+        return Vocabulary(self.encode, holders, recall.VALUES, recall.VALUES + recall.CALL_SIGNS)
+
     def leading(self, system: str | None) -> list[int]:
         before = f"{START}system\n{system}{END}\n" if system else ""
         return self.encode(f"{before}{START}user\n")
 
     def turn(self, question: str, answer: str) -> Row:
         asked, said = self.encode(f"{question}{END}\n{START}assistant\n"), self.encode(f"{answer}{END}")
-        return asked + said, [-100] * len(asked) + said
+        return Row(asked + said, [-100] * len(asked) + said)
 
     def example(self, example: recall.RecallExample) -> Row:
         ids = self.leading(None)
         for text in example.sections:
             ids += self.encode(text)
-        asked, labels = self.turn(example.question, example.answer)
-        return ids + asked, [-100] * len(ids) + labels
+        turn = self.turn(example.question, example.answer)
+        return Row(ids + turn.ids, [-100] * len(ids) + turn.labels)
 
     def training_context(self, rng: random.Random, documents: int) -> Row:
         """Documents and up to QUESTIONS_PER_CONTEXT questions on them, turn after turn."""
-        scene = recall.scene(rng, "train", documents, rng.randint(2 * documents, 3 * documents), 0.35, 0.35)
+        scene = recall.scene(rng, "train", documents, rng.randint(documents + 2, 2 * documents + 2), 0.4, 0.4)
         ids = self.leading(rng.choice(recall.SYSTEMS) if rng.random() < 0.3 else None)
+        starts = []
         for text in scene.texts():
+            starts.append(len(ids))
             ids += self.encode(recall.section(text))
+        starts.append(len(ids))
         labels = [-100] * len(ids)
         for number, fact in enumerate(rng.sample(scene.facts, min(QUESTIONS_PER_CONTEXT, len(scene.facts)))):
             between = self.encode(f"\n{START}user\n") if number else []
-            turn, turn_labels = self.turn(*_training_question(rng, fact))
-            ids += between + turn
-            labels += [-100] * len(between) + turn_labels
-        return ids, labels
+            turn = self.turn(*_training_question(rng, fact))
+            ids += between + turn.ids
+            labels += [-100] * len(between) + turn.labels
+        return Row(ids, labels, tuple(starts))
 
 
 def _training_question(rng: random.Random, fact: Fact) -> tuple[str, str]:
@@ -131,19 +149,30 @@ def _training_question(rng: random.Random, fact: Fact) -> tuple[str, str]:
 
 def padded(rows: list[Row]) -> tuple[Tensor, Tensor]:
     """Ids and labels [rows, T]; what is padded stands at the end, where causal layers do not see it."""
-    length = max(len(ids) for ids, _ in rows)
+    length = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     labels = torch.full((len(rows), length), -100)
-    for number, (row_ids, row_labels) in enumerate(rows):
-        ids[number, : len(row_ids)] = torch.tensor(row_ids)
-        labels[number, : len(row_labels)] = torch.tensor(row_labels)
+    for number, row in enumerate(rows):
+        ids[number, : len(row.ids)] = torch.tensor(row.ids)
+        labels[number, : len(row.labels)] = torch.tensor(row.labels)
     return ids, labels
 
 
-def loss_and_accuracy(model: Any, rows: list[Row], end: int) -> tuple[Tensor, float]:
+def isolation(rows: list[Row], length: int) -> Tensor:
+    """[rows, 1, T, T], True where attention may look when documents are reused: a document's tokens after its seam
+    see their own document alone."""
+    mask = torch.ones(len(rows), 1, length, length, dtype=torch.bool).tril()
+    for number, row in enumerate(rows):
+        for start, end in pairwise(row.starts):
+            mask[number, :, start + DEFAULT_SEAM_TOKENS : end, :start] = False
+    return mask
+
+
+def loss_and_accuracy(model: Any, rows: list[Row], end: int, isolated: bool) -> tuple[Tensor, float]:
     """Cross entropy on the answers, the ends of turns weighing a tenth, and the share of right answer words."""
     ids, labels = padded(rows)
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    masks = {"full_attention": isolation(rows, ids.shape[1]), "linear_attention": None} if isolated else None
+    hidden = model.model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state[:, :-1]
     wanted = labels[:, 1:]
     counted = wanted != -100
     logits, targets = model.lm_head(hidden[counted]), wanted[counted]
@@ -154,7 +183,7 @@ def loss_and_accuracy(model: Any, rows: list[Row], end: int) -> tuple[Tensor, fl
 
 
 def train(model: Any, prompts: Prompts, seed: int, steps: int, say: Callable[[str], None]) -> None:
-    """AdamW with warm-up and a linear end; documents grow from 2 to 16 over the first half."""
+    """AdamW with warm-up and a linear end; documents grow from 2 to 16 over the first two fifths."""
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -163,15 +192,15 @@ def train(model: Any, prompts: Prompts, seed: int, steps: int, say: Callable[[st
     seen, begun = 0.0, time.monotonic()
     model.train()
     for step in range(steps):
-        most = 2 + int(14 * min(1.0, step / (0.5 * steps)) ** 2)
+        most = 2 + int(14 * min(1.0, step / (0.4 * steps)) ** 2)
         documents = rng.randint(max(2, most // 2), most)
         rows = [prompts.training_context(rng, documents)]
-        while sum(len(ids) for ids, _ in rows) + len(rows[-1][0]) <= TOKENS_PER_STEP:
+        while sum(len(row.ids) for row in rows) + len(rows[-1].ids) <= TOKENS_PER_STEP:
             rows.append(prompts.training_context(rng, documents))
-        rate = LEARNING_RATE * min(1.0, (step + 1) / WARM_UP, max(0.02, (steps - step) / (0.4 * steps)))
+        rate = LEARNING_RATE * min(1.0, (step + 1) / WARM_UP, max(0.02, (steps - step) / (0.6 * steps)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss, right = loss_and_accuracy(model, rows, prompts.end)
+        loss, right = loss_and_accuracy(model, rows, prompts.end, rng.random() < ISOLATED)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -286,7 +315,7 @@ def main() -> None:
 
     tokenizer = Tokenizer.from_file(str(options.tokenizer)) if options.tokenizer else build_tokenizer(options.text)
     prompts = Prompts(tokenizer)
-    model = build_model(options.seed, recall.VALUES + recall.CALL_SIGNS, prompts.encode)
+    model = build_model(options.seed, prompts.vocabulary())
     parameters = sum(weight.numel() for weight in model.parameters())
     say(f"seed {options.seed}: {parameters} parameters")
     begun = time.monotonic()
