@@ -68,7 +68,15 @@ def demo(
 @with_config
 def serve(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) -> None:
     """Serve a model over HTTP as OpenAI does, with documents that are prefilled once and reused anywhere."""
-    arm_named(server.arm)
+    if server.pic == "auto":
+        from hypic.engine.engine import Engine
+        from hypic.eval.auto_arm import choose_arm
+        from hypic.eval.results import show
+
+        choice = choose_arm(Engine(engine), server.pic_tolerance)
+        show(choice.table())
+        server = replace(server, pic=choice.arm)
+    arm_named(server.pic)
     from hypic.router.app import serve_forever
 
     serve_forever(engine, cluster, server)

@@ -19,14 +19,20 @@ from hypic.sequence import Active, Trace
 
 @dataclass(frozen=True)
 class CombinedPrompt:
-    """What a combine pass leaves. logits: float32 `[vocabulary]` of the first new token. states: `[L, H, K, V]`, with
-    which the question was entered. keys (rotated) and values: `[F, T, HK, D]` of the T prompt tokens."""
+    """What a combine pass leaves. question_logits: float32 `[Q, vocabulary]` after each token of the question. states:
+    `[L, H, K, V]`, with which the question was entered. keys (rotated) and values: `[F, T, HK, D]` of the T prompt
+    tokens."""
 
     plan: Plan
-    logits: Tensor
+    question_logits: Tensor
     states: Tensor
     keys: Tensor
     values: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 `[vocabulary]` of the first new token."""
+        return self.question_logits[-1]
 
 
 @torch.inference_mode()
@@ -42,13 +48,13 @@ def combine(engine: Engine, request: GenerationRequest, composer: Composer | Non
         batch = PrefillBatch([sequence])
         hidden = engine.model.forward(batch)
         batch.finish()
-        logits = engine.model.logits(hidden[batch.last_rows()])[0]
+        logits = engine.model.logits(hidden[-len(request.segments[-1]) :])
     finally:
         reservation.release()
     cache, tokens = sequence.cache, request.prompt_tokens
     return CombinedPrompt(
         plan=reservation.plan,
-        logits=logits,
+        question_logits=logits,
         states=sequence.trace.entering(last, cache)[0],
         keys=cache.keys[:, :tokens],
         values=cache.values[:, :tokens],

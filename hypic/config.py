@@ -58,8 +58,16 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The HTTP side."""
+    """The HTTP side. pic: the arm of requests that name none, or "auto" to measure the arms on this checkpoint at the
+    start and take the one nearest to a full recompute. pic_tolerance: how far that may be, in nats of the next-token
+    distribution; beyond it only exact prefixes are reused.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    arm: str = "hypic"
+    pic: str = "hypic"
+    pic_tolerance: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.pic_tolerance < 0:
+            raise ValueError(f"pic_tolerance must not be negative, found {self.pic_tolerance}")

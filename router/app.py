@@ -121,7 +121,7 @@ def _application(
 
         def load(max_tokens: int) -> ServedModel:
             return ServedModel(
-                model_id(engine), tokenizer, max_tokens, server.arm, created, *default_sampling(engine.model)
+                model_id(engine), tokenizer, max_tokens, server.pic, created, *default_sampling(engine.model)
             )
 
         return build_api(Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load))

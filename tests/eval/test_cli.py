@@ -131,7 +131,7 @@ def test_plan_of_a_request_file(capsys: pytest.CaptureFixture[str], tiny_checkpo
         (["eval", "parity", "--model", "/no/such/model"], "no model at"),
         (["plan", "--question", "q", "--dtype", "float8", "--model", "TINY"], "dtype must be auto"),
         (["eval", "quality", "--limit", "0"], "--limit"),
-        (["serve", "--arm", "hypik", "--model", "TINY"], "no arm 'hypik'"),
+        (["serve", "--pic", "hypik", "--model", "TINY"], "no arm 'hypik'"),
         (["bench", "ttft", "--arms", "hypik", "--model", "TINY"], "no arm"),
     ],
 )
