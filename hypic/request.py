@@ -36,13 +36,15 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt to continue. segments: in order, the last one of kind "question". salt: the tenant's."""
+    """One prompt to continue. segments: in order, the last one of kind "question". salt: the tenant's. session_id: of a
+    conversation that is likely to go on, "" for none: what it would reuse is kept longest."""
 
     request_id: str
     segments: tuple[Segment, ...]
     arm: Arm
     sampling: SamplingParams = field(default_factory=SamplingParams)
     salt: str = ""
+    session_id: str = ""
 
     def __post_init__(self) -> None:
         if not self.segments or len(self.segments[-1]) == 0:

@@ -18,7 +18,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("hypic", "kernels", "workers", "router", "eval", "tests", "pyproject.toml")
-TESTS = ("test_faults", "test_eviction", "test_sessions", "test_tiers", "test_store", "test_tree_machine")
+TESTS = (
+    "test_faults",
+    "test_faults_hybrid",
+    "test_eviction",
+    "test_sessions",
+    "test_tiers",
+    "test_store",
+    "test_tree_machine",
+)
 TIMEOUT_SECONDS = 300
 
 
@@ -80,7 +88,7 @@ def caught_by(copy: Path, mutation: Mutation) -> str:
 
 def run(copy: Path) -> tuple[str, str]:
     """The first test that fails in the copy, and what pytest printed."""
-    tests = [f"tests/hypic/cache/{name}.py" for name in TESTS]
+    tests = [f"tests/hypic/cache/test_{name}.py" for name in TESTS.split()]
     command = [
         sys.executable,
         "-m",

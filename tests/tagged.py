@@ -5,19 +5,23 @@ is seen at once. `Flat` reads a tree node by node into a table of prefixes and a
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from hypic.cache.memory import Memory
 from hypic.cache.tiers.ram import RamTier
 from hypic.cache.tiers.tier import Named, Payload, TierError
+from hypic.cache.tree.component import Shape
 from hypic.cache.tree.growth import Offer, Span
 from hypic.cache.tree.node import Node, token_bytes
-from hypic.cache.tree.tree import Tree
+from hypic.cache.tree.tree import Receipt, Tree
 
 Prefix = tuple[int, ...]
 
+ROOMY = 10**6
 FULL_BYTES, WINDOW_BYTES, STATE_BYTES = 4, 3, 10
 """Of a token, a token and a state."""
 
@@ -158,5 +162,54 @@ def check_contents(tree: Tree) -> None:
                     assert payload.slots == tuple(prefix[:end] for end in range(node.start + 1, node.end + 1))
 
 
-def rising(values: list[int]) -> bool:
-    return all(a < b for a, b in pairwise(values))
+ALL = Shape(window_tokens=3, state=True)
+WINDOW = Shape(window_tokens=3)
+STATE = Shape(state=True)
+SHAPES = [Shape(), WINDOW, STATE, ALL]
+TEXT: Prefix = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+def tree_of(shape: Shape, device: int = ROOMY, host: int | None = None, write: str = "back") -> Tree:
+    lower = [] if host is None else [FaultyTier("host", host)]
+    return Tree(Memory([RamTier("device", device), *lower], write=write), shape)  # type: ignore[arg-type]
+
+
+def put(tree: Tree, tokens: Prefix, depths: tuple[int, ...] = (), start: int = 0, live: int = 0) -> int:
+    return tree.insert(b"n", buffer(tokens), offer(tokens, [*depths, len(tokens)], start, live)).tokens
+
+
+def hit(tree: Tree, tokens: Prefix) -> int:
+    return tree.match(b"n", buffer(tokens)).tokens
+
+
+def look(tree: Tree, tokens: Prefix) -> Receipt:
+    receipt = tree.lookup(b"n", buffer(tokens))
+    assert receipt is not None
+    return receipt
+
+
+def check(tree: Tree) -> None:
+    tree.check()
+    tree.memory.check(tree.cells())
+    check_contents(tree)
+
+
+def everything_goes(tree: Tree) -> None:
+    for tier in (*reversed(range(len(tree.memory.tiers))), *reversed(range(len(tree.memory.tiers)))):
+        tree.memory.evict(ROOMY * 10, tier)
+    assert not list(tree.cells())
+    assert all(tier.used_bytes == tier.copies() == 0 for tier in tree.memory.tiers)
+    assert tree.memory.leases == 0
+
+
+class Held(Executor):
+    """Reads at once, acknowledges when asked."""
+
+    def __init__(self) -> None:
+        self.acks: list[Any] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        result = fn(*args, **kwargs)
+        self.acks.append(lambda: future.set_result(result))
+        return future

@@ -47,30 +47,6 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True, eq=False)
-class PrefixEntry:
-    """What is remembered at the end of a prefix, as a link in a chain that begins at position 0.
-
-    parent: key of the entry that ends where this span begins, b"" at position 0. token_ids: int32 `[s]` of the span.
-    keys (rotated, since a prefix never moves) and values: `[F, s, HK, D]`. states `[L, H, K, V]` and conv_tails
-    `[L, c-1, C]`: after its last token.
-    """
-
-    key: bytes
-    parent: bytes
-    token_ids: TokenIds
-    keys: Tensor
-    values: Tensor
-    states: Tensor
-    conv_tails: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """True bytes held."""
-        tensors = (self.keys, self.values, self.states, self.conv_tails)
-        return sum(tensor.nbytes for tensor in tensors) + self.token_ids.nbytes
-
-
-@dataclass(frozen=True, eq=False)
 class KvSpan:
     """Keys (rotated, since a prefix never moves) and values of a span of a prefix: `[F, s, HK, D]`."""
 

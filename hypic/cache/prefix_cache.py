@@ -1,77 +1,154 @@
-"""Prefixes whose whole memory is kept at section boundaries, exact or composed.
+"""Prefixes of prompts in the prefix tree: keys and values of every token, states where sections end.
 
-Entries form chains: each holds the KV of its own span and the states at its end. A match is the longest chain that
-ends at a boundary of the prompt. The prefix tree with voting components (DESIGN section 4) takes this file's place.
+Exact and composed memory are namespaces of their own, so an exact request never reads composed memory. Composed memory
+also depends on where sections were cut (each reused one has a seam): there the first token of every section is marked,
+and a hit means that the prompt was cut alike as far as it goes.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from hypic.cache.entry import PrefixEntry
-from hypic.cache.store import Lease, Store
+from hypic.cache.entry import KvSpan, StateEnd
+from hypic.cache.memory import Cell, Memory
+from hypic.cache.store import StoreStats
+from hypic.cache.tree.component import Shape
+from hypic.cache.tree.growth import Offer, Span
+from hypic.cache.tree.node import token_bytes
+from hypic.cache.tree.tree import Receipt, Tree
+from hypic.cache.tree.trunk import Cost
 from hypic.segment import Namespace, Segment, TokenIds, prefix_keys
+from hypic.sequence import SequenceCache
 
 EXACT = "exact"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PrefixMatch:
-    """A chain of leased entries from position 0. sections: how many sections of the prompt it covers."""
+    """What is remembered of a prompt's beginning, held until released. sections: how many of the prompt it covers.
+    exact: whether it is what a full recompute would give."""
 
     sections: int
     tokens: int
-    leases: tuple[Lease[PrefixEntry], ...]
+    exact: bool
+    receipt: Receipt | None
 
-    @property
-    def key(self) -> bytes:
-        """Key of the deepest entry, b"" where nothing matched."""
-        return self.leases[-1].entry.key if self.leases else b""
+    def load(self, cache: SequenceCache) -> None:
+        """Copy it into the empty memory of a sequence."""
+        assert cache.tokens == 0
+        if self.receipt is None:
+            return
+        for start, payload in self.receipt.spans():
+            assert isinstance(payload, KvSpan)
+            place = slice(start, start + payload.keys.shape[1])
+            cache.keys[:, place], cache.values[:, place] = payload.keys, payload.values
+        state = self.receipt.state()
+        assert isinstance(state, StateEnd)
+        cache.states.copy_(state.states)
+        cache.conv_tails.copy_(state.conv_tails)
+        cache.tokens = self.tokens
 
     def release(self) -> None:
-        for lease in self.leases:
-            lease.release()
+        """Give it back; doing so again does nothing, since NO_MATCH is everybody's."""
+        if self.receipt is not None and not self.receipt.released:
+            self.receipt.release()
 
 
-NO_MATCH = PrefixMatch(0, 0, ())
+NO_MATCH = PrefixMatch(0, 0, True, None)
 
 
 class PrefixCache:
-    """Chains of `PrefixEntry` in a byte budget."""
+    """The prefix tree of one engine."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.store: Store[PrefixEntry] = Store(budget_bytes, parent_of=lambda entry: entry.parent)
+    def __init__(self, memory: Memory | int, cost: Cost = lambda start, end: (end - start) * 1e-4) -> None:
+        """memory: shared, or the budget in bytes of one of its own."""
+        self.memory = Memory.of_bytes(memory) if isinstance(memory, int) else memory
+        self.tree = Tree(self.memory, Shape(state=True), cost)
+        self._published = 0
+
+    def __len__(self) -> int:
+        """How many boundaries are remembered."""
+        return sum(cell.kind == "state" for cell in self.tree.cells())
+
+    @property
+    def store(self) -> "PrefixCache":
+        """Where statistics are looked for."""
+        return self
+
+    @property
+    def stats(self) -> StoreStats:
+        """Counts since the start, and what is held now. entries, inserted: boundaries."""
+        lookups, hits = self.tree.stats.lookups, self.tree.stats.hits
+        cells = list(self.tree.cells())
+        return StoreStats(
+            hits=hits,
+            misses={"cold": lookups - hits} if lookups > hits else {},
+            inserted=self._published,
+            evicted=sum(self.memory.stats.lost.values()),
+            rejected=self.memory.stats.rejected,
+            entries=sum(cell.kind == "state" for cell in cells),
+            used_bytes=sum(cell.nbytes for cell in cells if cell.has(0)),
+            leases=sum(cell.leases for cell in cells),
+        )
 
     def match(self, namespace: Namespace, segments: tuple[Segment, ...], provenances: tuple[str, ...]) -> PrefixMatch:
-        """The longest remembered prefix among boundaries between sections. The last section is never matched, so
-        something is always left to compute. provenances: which kinds of memory may be used."""
-        tokens = joined(segments[:-1])
-        ends = np.cumsum([len(segment) for segment in segments[:-1]]).tolist()
-        keys = [prefix_keys(namespace, segments[:-1], provenance) for provenance in provenances]
-        for sections in range(len(segments) - 1, 0, -1):
-            for candidates in keys:
-                chain = self._chain(candidates[sections - 1], tokens[: ends[sections - 1]])
-                if chain is not None:
-                    return PrefixMatch(sections, len(tokens[: ends[sections - 1]]), chain)
+        """The longest remembered prefix among boundaries between sections, held. The last section is never matched, so
+        something is always left to compute. provenances: which kinds of memory may be used, preferred ones first."""
+        ends: list[int] = np.cumsum([len(segment) for segment in segments[:-1]], dtype=int).tolist()
+        among = frozenset(ends)
+        found: list[tuple[int, str]] = []
+        texts = {provenance: _text(segments[:-1], provenance) for provenance in provenances}
+        for provenance, text in texts.items():
+            found.append((-self.tree.match(_root(namespace, provenance), text, among).tokens, provenance))
+        for tokens, provenance in sorted(found, key=lambda pair: pair[0]):
+            receipt = self.tree.lookup(_root(namespace, provenance), texts[provenance], among) if tokens else None
+            if receipt is not None:
+                sections = max(count for count, end in enumerate(ends, 1) if end == receipt.tokens)
+                return PrefixMatch(sections, receipt.tokens, provenance == EXACT, receipt)
         return NO_MATCH
 
-    def _chain(self, key: bytes, tokens: TokenIds) -> tuple[Lease[PrefixEntry], ...] | None:
-        """Leases from position 0 to the entry of that key, or None. Token ids are compared again, span by span."""
-        links: list[PrefixEntry] = []
-        end = len(tokens)
-        while key:
-            entry = self.store.peek(key)
-            start = end - len(entry.token_ids) if entry else -1
-            if entry is None or start < 0 or not np.array_equal(entry.token_ids, tokens[start:end]):
-                return None
-            links.append(entry)
-            key, end = entry.parent, start
-        if end != 0:
-            return None
-        leases = [self.store.lease(entry.key) for entry in reversed(links)]
-        return tuple(lease for lease in leases if lease is not None)
+    def publish(
+        self,
+        namespace: Namespace,
+        segments: tuple[Segment, ...],
+        provenance: str,
+        cache: SequenceCache,
+        states: Mapping[int, Callable[[], StateEnd]],
+    ) -> list[Cell]:
+        """Remember a sequence's memory up to the deepest of `states` (depth in tokens -> what stands there), as far as
+        there is room; only what is new is copied. segments: the sections up to there. Returns what the next request
+        can reuse."""
+
+        def cut(start: int, end: int) -> KvSpan:
+            return KvSpan(cache.keys[:, start:end].clone(), cache.values[:, start:end].clone())
+
+        text = _text(segments, provenance)
+        grown = self.tree.insert(_root(namespace, provenance), text, Offer(Span(0, cut), None, states))
+        self._published += grown.adopted_bytes > 0
+        return [] if grown.node is None else [*self.tree.region(grown.node)]
+
+    def check(self) -> None:
+        """Integrity of the tree and of its memory, which must be its own."""
+        self.tree.check()
+        self.memory.check(self.tree.cells())
 
 
 def joined(segments: tuple[Segment, ...]) -> TokenIds:
     """Token ids of segments in a row."""
     return np.concatenate([np.empty(0, np.int32), *(segment.token_ids for segment in segments)])
+
+
+def _text(segments: tuple[Segment, ...], provenance: str) -> bytes:
+    """What the tree compares. No token id is negative, so ~id marks the beginning of a section."""
+    tokens = joined(segments).astype(np.int32)
+    if provenance != EXACT:
+        lengths = np.array([len(segment) for segment in segments], dtype=int)
+        starts = (np.cumsum(lengths) - lengths)[lengths > 0]
+        tokens[starts] = ~tokens[starts]
+    return token_bytes(tokens)
+
+
+def _root(namespace: Namespace, provenance: str) -> bytes:
+    """The framed key of everything but the tokens: that of a prefix of none."""
+    return prefix_keys(namespace, (Segment("leading", np.empty(0, np.int32)),), provenance)[0]

@@ -8,19 +8,24 @@ Every reused segment is [seam: computed][remainder: reused]. A segment at positi
 from the zero state that it was built from, so the result is the exact prefix, and is published as such.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hypic.arms import Arm
-from hypic.cache.entry import PrefixEntry, SegmentEntry
-from hypic.cache.prefix_cache import EXACT, NO_MATCH, PrefixCache, PrefixMatch, joined
+from hypic.cache.entry import SegmentEntry, StateEnd
+from hypic.cache.memory import Cell
+from hypic.cache.prefix_cache import EXACT, NO_MATCH, PrefixCache, PrefixMatch
+from hypic.cache.sessions import Ticket
 from hypic.cache.store import Lease, Store
 from hypic.models.contract import HybridModel
 from hypic.plan import Plan, PlanRow, Reason, Source
 from hypic.request import GenerationRequest
-from hypic.segment import Namespace, Segment, TokenIds, prefix_keys, segment_key, tokens_digest
+from hypic.segment import Namespace, Segment, TokenIds, segment_key, tokens_digest
 from hypic.sequence import Active, Piece, Reused, Sequence, SequenceCache, Trace
 
 
@@ -43,6 +48,7 @@ class Reservation:
     """A planned request, and what it holds until its combine pass is over.
 
     entries: segment index -> entry to use. missing: segment index -> key of an entry that is still to come.
+    arrived_seconds: by the monotonic clock. tickets: of its session, in the memory of each cache.
     """
 
     request: GenerationRequest
@@ -53,6 +59,8 @@ class Reservation:
     leases: list[Lease[SegmentEntry]] = field(default_factory=list)
     missing: dict[int, bytes] = field(default_factory=dict)
     entering: list[tuple[int, int]] = field(default_factory=list)  # (section, active piece that opens it)
+    arrived_seconds: float = field(default_factory=time.monotonic)
+    tickets: tuple[Ticket | None, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -112,8 +120,7 @@ class Composer:
         assert not reservation.missing, sorted(reservation.missing)
         request = reservation.request
         cache = SequenceCache.empty(self.spec, request.prompt_tokens + request.sampling.max_tokens)
-        for lease in reservation.prefix.leases:
-            load_prefix(cache, lease.entry)
+        reservation.prefix.load(cache)
         pieces: list[Piece] = []
         active: list[TokenIds] = []
         active_pieces = 0
@@ -131,35 +138,28 @@ class Composer:
         tokens = torch.cat([torch.from_numpy(ids) for ids in active]).long().to(self.spec.device)
         return Sequence(cache, tuple(pieces), tokens, Trace(want_entering=wanted))
 
-    def publish(self, reservation: Reservation, sequence: Sequence) -> None:
-        """Remember the prefixes of a request whose pass succeeded: exact ones as such, composed ones as composed."""
-        request, trace = reservation.request, sequence.trace
+    def publish(self, reservation: Reservation, sequence: Sequence) -> list[Cell]:
+        """Remember the prefixes of a request whose pass succeeded: exact ones as such, composed ones as composed.
+        Returns what of them the next request can reuse."""
+        request, trace, cache = reservation.request, sequence.trace, sequence.cache
         if not request.arm.reuse_prefix:
-            return
-        keys = {
-            provenance: prefix_keys(reservation.namespace, request.segments[:-1], provenance)
-            for provenance in (EXACT, request.arm.provenance)
-        }
-        parent, start = reservation.prefix.key, reservation.prefix.tokens
+            return []
+        states: dict[str, dict[int, Callable[[], StateEnd]]] = {}
+        deepest: dict[str, int] = {}
         for section, piece in reservation.entering:
             if section == 0 or piece not in trace.want_entering:
                 continue
             exact = all(row.source in ("prefix", "active") for row in reservation.rows[1:section])
-            exact = exact and self._prefix_is_exact(reservation)
+            provenance = EXACT if exact and reservation.prefix.exact else request.arm.provenance
             end = reservation.rows[section].position
-            states, conv_tails = trace.entering(piece, sequence.cache)
-            entry = PrefixEntry(
-                key=keys[EXACT if exact else request.arm.provenance][section - 1],
-                parent=parent,
-                token_ids=_tokens_between(request, start, end),
-                keys=sequence.cache.keys[:, start:end].clone(),
-                values=sequence.cache.values[:, start:end].clone(),
-                states=states,
-                conv_tails=conv_tails,
-            )
-            if not self.prefixes.store.insert(entry) and entry.key not in self.prefixes.store:
-                return  # no room: what would follow has nothing to build on
-            parent, start = entry.key, end
+            if end:
+                states.setdefault(provenance, {})[end] = partial(_state, trace, piece, cache)
+                deepest[provenance] = section
+        cells: list[Cell] = []
+        for provenance, among in states.items():
+            sections = request.segments[: deepest[provenance]]
+            cells += self.prefixes.publish(reservation.namespace, sections, provenance, cache, among)
+        return cells
 
     def _row(self, reservation: Reservation, index: int, segment: Segment, position: int) -> PlanRow:
         source, reason, key, computed = self._source(reservation, index)
@@ -228,26 +228,11 @@ class Composer:
             return False
         return not request.arm.reuse_segments or section in (1, len(request.segments) - 1)
 
-    def _prefix_is_exact(self, reservation: Reservation) -> bool:
-        if not reservation.prefix.sections:
-            return True
-        keys = prefix_keys(reservation.namespace, reservation.request.segments[:-1], EXACT)
-        return reservation.prefix.key == keys[reservation.prefix.sections - 1]
 
-
-def load_prefix(cache: SequenceCache, entry: PrefixEntry) -> None:
-    """Append a prefix entry to a private memory that ends where its span begins."""
-    place = slice(cache.tokens, cache.tokens + len(entry.token_ids))
-    cache.keys[:, place], cache.values[:, place] = entry.keys, entry.values
-    cache.states.copy_(entry.states)
-    cache.conv_tails.copy_(entry.conv_tails)
-    cache.tokens = place.stop
+def _state(trace: Trace, piece: int, cache: SequenceCache) -> StateEnd:
+    return StateEnd(*trace.entering(piece, cache))
 
 
 def _anchor(request: GenerationRequest, index: int) -> Segment | None:
     anchored = request.arm.anchored and index > 0 and request.segments[0].kind == "leading"
     return request.segments[0] if anchored else None
-
-
-def _tokens_between(request: GenerationRequest, start: int, end: int) -> TokenIds:
-    return joined(request.segments)[start:end]

@@ -17,8 +17,9 @@ from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
 from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
-from hypic.engine.composer import BuildTask, Composer, Reservation, load_prefix
+from hypic.engine.composer import BuildTask, Composer, Reservation
 from hypic.engine.generation import Generation
+from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.models.fingerprint import model_fingerprint
 from hypic.models.load import load_model
@@ -56,6 +57,8 @@ class Engine:
         )
         self.segments: Store[SegmentEntry] = Store(config.segment_cache_bytes)
         self.prefixes = PrefixCache(config.prefix_cache_bytes)
+        self._memories = (self.segments.memory, self.prefixes.memory)
+        self.scheduling: SchedulingPolicy = CachedShareFirst()
         self.composer = Composer(self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens)
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
@@ -94,6 +97,9 @@ class Engine:
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         reservation = self.composer.reserve(request)
+        if request.session_id:
+            name = _session(request.session_id, request.salt)
+            reservation.tickets = tuple(memory.sessions.ticket(name) for memory in self._memories)
         self._waiting[request.request_id] = reservation
         new: list[BuildTask] = []
         for index, key in reservation.missing.items():
@@ -139,8 +145,7 @@ class Engine:
         self._publish()
         outputs = self._build_pending()
         outputs += self._decode()
-        ready = next((r for r in self._waiting.values() if not r.missing), None)
-        if ready is not None and len(self._running) < self.config.max_running:
+        if len(self._running) < self.config.max_running and (ready := self._next()) is not None:
             outputs.append(self._combine(ready))
         if self.idle:
             self.check()
@@ -158,6 +163,17 @@ class Engine:
             if not pending.waiting:
                 del self._pending[key]
         reservation.release()
+
+    def open_session(self, session_id: str, salt: str = "") -> None:
+        """Begin a session, again if it was closed. One that was never closed begins with its first request."""
+        for memory in self._memories:
+            memory.sessions.open(_session(session_id, salt))
+
+    def close_session(self, session_id: str, salt: str = "") -> bool:
+        """Keep what a session referred to no longer than anything else; False where it was not open. Its requests go
+        on, and those that come late do not open it again."""
+        closed = [memory.sessions.close(_session(session_id, salt)) for memory in self._memories]
+        return any(closed)
 
     def generate(self, request: GenerationRequest) -> Iterator[TokenOutput]:
         """Run a request to its end in this process, building cold segments here. Raises GenerationError if it fails."""
@@ -247,7 +263,20 @@ class Engine:
         """Remember the prefixes of finished combine passes, after their first tokens are out."""
         unpublished, self._unpublished = self._unpublished, []
         for reservation, sequence in unpublished:
-            self.composer.publish(reservation, sequence)
+            prefix = self.composer.publish(reservation, sequence)
+            segments = [lease.cell for lease in reservation.leases]
+            for memory, ticket, cells in zip(self._memories, reservation.tickets, (segments, prefix), strict=False):
+                memory.sessions.register(ticket, cells)
+
+    def _next(self) -> Reservation | None:
+        """Which of the waiting requests that have everything at hand runs now."""
+        ready = {name: reservation for name, reservation in self._waiting.items() if not reservation.missing}
+        candidates = []
+        for name, reservation in ready.items():
+            total, left = reservation.request.prompt_tokens, sum(row.computed_tokens for row in reservation.rows)
+            candidates.append(Candidate(name, total, total - left, reservation.arrived_seconds))
+        chosen = self.scheduling.choose(candidates)
+        return None if chosen is None else ready[chosen.request_id]
 
     def _decode(self) -> list[TokenOutput]:
         running = list(self._running.values())
@@ -278,8 +307,7 @@ class Engine:
         namespace = replace(self.namespace, salt=task.salt)
         match = self.prefixes.match(namespace, (section, section), (EXACT,))
         if match.sections:
-            for lease in match.leases:
-                load_prefix(cache, lease.entry)
+            match.load(cache)
             match.release()
             return cache
         tokens = torch.from_numpy(task.anchor).long().to(self.config.device)
@@ -300,3 +328,8 @@ class Engine:
 
 def _usage(plan: Plan) -> Usage:
     return Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
+
+
+def _session(session_id: str, salt: str) -> str:
+    """Tenants may name their sessions alike; the length in front keeps the two names apart."""
+    return f"{len(salt)}:{salt}{session_id}"

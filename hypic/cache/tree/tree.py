@@ -84,9 +84,9 @@ class TreeStats:
     """Counts since the start. stateless_tokens: of prompts whose FULL was there but no boundary to use it at."""
 
     lookups: int = 0
+    hits: int = 0
     hit_tokens: int = 0
     stateless_tokens: int = 0
-    receipts: int = 0
 
 
 @dataclass(eq=False)
@@ -156,6 +156,7 @@ class Tree:
             break
         self.stats.stateless_tokens += match.full_tokens - match.tokens
         self.stats.hit_tokens += match.tokens
+        self.stats.hits += receipt is not None
         return receipt
 
     def acquire(self, match: Match) -> Receipt | None:
@@ -176,7 +177,6 @@ class Tree:
         if not self._make_ready(receipt):
             self._cancel(receipt)
             return None
-        self.stats.receipts += 1
         for cell in receipt.cells():  # the deepest first, so that of one hit the shallow parts stay longest
             self.memory.touch(cell)
         return receipt
