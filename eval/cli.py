@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hypic.arms import ARMS, arm_named
-from hypic.config import ClusterConfig, EngineConfig, ServerConfig
+from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
 
@@ -160,7 +160,7 @@ def quality(
     from hypic.eval.quality import run_quality
     from hypic.eval.results import emit
 
-    report = run_quality(Engine(engine), dataset, _names(arms), limit, documents, seed)
+    report = run_quality(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
     emit(report, as_json=json, out=out)
 
 
@@ -181,7 +181,7 @@ def fidelity(
     from hypic.eval.fidelity import run_fidelity
     from hypic.eval.results import emit
 
-    report = run_fidelity(Engine(engine), dataset, _names(arms), limit, documents, seed)
+    report = run_fidelity(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
     emit(report, as_json=json, out=out)
 
 
@@ -209,6 +209,11 @@ def ttft(
     prompts = Prompts(documents, document_tokens, seed)
     config = replace(engine, threads=threads)
     emit(run_ttft(config, model, _names(arms), prompts, rounds, warm_repeats), as_json=json, out=out)
+
+
+def _settled(engine: EngineConfig) -> EngineConfig:
+    """The bundled model runs on one thread unless told otherwise: it is too small for more to help."""
+    return replace(engine, threads=1) if engine.model == BUNDLED_MODEL and not engine.threads else engine
 
 
 def _names(arms: str) -> list[str]:

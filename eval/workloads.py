@@ -46,7 +46,10 @@ def question_sets(dataset: str, limit: int, documents: int, seed: int) -> dict[s
     if dataset == "recall":
         if documents < 2:
             raise InvalidRequestError(f"recall needs two documents or more, found {documents}")
-        return {probe: _recall(probe, limit, documents, seed) for probe in PROBES}
+        try:
+            return {probe: _recall(probe, limit, documents, seed) for probe in PROBES}
+        except IndexError as error:  # from drawing names without replacement
+            raise InvalidRequestError(f"recall has not enough names for {documents} documents; use fewer") from error
     path = HOTPOTQA if dataset == "hotpotqa" else Path(dataset)
     if not path.is_file():
         raise InvalidRequestError(f"there is no data set {dataset!r}: use recall, hotpotqa or a file of JSON lines")

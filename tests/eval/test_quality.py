@@ -70,4 +70,4 @@ def test_faults_of_the_user_are_named(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="no arm 'hypik'"):
         run_quality(engine, "recall", ["hypik"], limit=1, documents=2, seed=0)
     with pytest.raises(InvalidRequestError, match="fits the model's"):
-        run_quality(engine, "recall", ["hypic"], limit=1, documents=64, seed=0)
+        run_quality(engine, "hotpotqa", ["hypic"], limit=3, documents=10, seed=0)

@@ -65,6 +65,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         question_sets("squad", 1, 8, seed=0)
     with pytest.raises(InvalidRequestError, match="two documents or more"):
         question_sets("recall", 1, 1, seed=0)
+    with pytest.raises(InvalidRequestError, match="not enough names"):
+        question_sets("recall", 1, 5000, seed=0)
     path = tmp_path / "binary.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequestError, match="cannot be read as text"):
