@@ -29,6 +29,10 @@ class Owner(Protocol):
         """Whether the last copy may go, leases aside. Must be O(1)."""
         ...
 
+    def admissible(self, cell: "Cell") -> bool:
+        """Whether a copy may come to tier 0 now, that is whether what it builds on is there. Must be O(1)."""
+        ...
+
     def moved(self, cell: "Cell") -> None:
         """The cell has gained or lost a copy and has at least one."""
         ...
@@ -179,8 +183,9 @@ class Memory:
         return payload if held and not cell.abandoned else None
 
     def bring(self, cell: Cell, payload: Payload) -> bool:
-        """Put a payload that was read, or computed again, into tier 0. False where there is no room."""
-        if cell.has(0) or not self._put(0, cell, payload):
+        """Put a payload that was read, or computed again, into tier 0. False where there is no room, or where what it
+        builds on is not there."""
+        if cell.has(0) or not cell.owner.admissible(cell) or not self._put(0, cell, payload):
             return cell.has(0)
         self.stats.loaded += 1
         if not cell.abandoned:

@@ -105,6 +105,18 @@ def test_a_parent_goes_with_its_last_child_not_before_others() -> None:
     assert tree.match(b"n", buffer((1, 2))).tokens == 2
 
 
+def test_what_is_ready_to_use_goes_from_the_leaves_upwards() -> None:
+    tree = Tree(Memory([RamTier("device", 1000), RamTier("host", 1000)]))
+    for end in (2, 4, 6):
+        tree.insert(b"n", buffer(tuple(range(end))), offer(tuple(range(end))))
+    ready = []
+    while tree.memory.evict_one(0):
+        tree.check()
+        ready.append(tree.match(b"n", buffer(tuple(range(6))), tiers=1).tokens)
+        assert tree.match(b"n", buffer(tuple(range(6)))).tokens == 6
+    assert ready == [4, 2, 0]
+
+
 @pytest.mark.parametrize("needed", [1, 15, 16, 17, 64, 100, 10**6])
 def test_progress_and_no_victim_too_many(needed: int) -> None:
     """Oracle O10: at least what was asked for, where it is there, and less than one victim more."""

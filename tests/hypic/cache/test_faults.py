@@ -105,6 +105,24 @@ def test_04_a_lock_over_a_tombstone_is_not_released_on_anothers() -> None:
     everything_goes(tree)
 
 
+@pytest.mark.parametrize("fork", [None, 5, 6])
+@pytest.mark.parametrize("cut", [2, 5, 6, 7])
+def test_04_the_whole_window_is_held_and_stays_held_when_it_is_cut(cut: int, fork: int | None) -> None:
+    """sglang#24972 in general: what a hit needs is what its receipt holds, in however many nodes, then or later."""
+    tree = tree_of(Shape(window_tokens=4))
+    put(tree, TEXT[:cut])
+    put(tree, TEXT, start=cut)
+    receipt = look(tree, TEXT)
+    if fork:
+        put(tree, (*TEXT[:fork], 99))
+    tree.memory.evict(ROOMY)
+    assert hit(tree, TEXT) == 8
+    slots = [slot for _, payload in receipt.spans("window") for slot in payload.slots]  # type: ignore[attr-defined]
+    assert slots[-4:] == [TEXT[:end] for end in range(5, 9)]
+    receipt.release()
+    everything_goes(tree)
+
+
 @pytest.mark.parametrize("at", range(1, 8))
 def test_05_a_cut_during_a_flight_leaves_nothing_unpinned(at: int) -> None:
     """sglang#38480: a split moved half of the bytes in flight out of protection."""
@@ -143,6 +161,26 @@ def test_06_a_source_stays_itself_until_the_late_acknowledgement() -> None:
     assert prefetcher.poll() == len(cells)
     check(tree)
     assert look(tree, TEXT).state() == StateTag(TEXT)
+
+
+def test_06_a_part_that_arrives_before_what_it_builds_on_waits_below() -> None:
+    """Found here by random operations: a prefetched child was ready to use under a parent that was not."""
+    tree = tree_of(Shape(), host=ROOMY)
+    put(tree, TEXT[:4])
+    put(tree, TEXT, start=4)
+    tree.memory.evict(ROOMY)
+    parent, child = tree.cells()
+    executor = Held()
+    prefetcher = Prefetcher(tree.memory, executor)
+    assert prefetcher.start(child)
+    executor.acks.pop()()
+    assert prefetcher.poll() == 0
+    check(tree)
+    for cell in (parent, child):
+        assert prefetcher.start(cell)
+        executor.acks.pop()()
+    assert prefetcher.poll() == 2
+    check(tree)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -295,8 +295,8 @@ SHAPES = {
 def test_tree(name: str) -> None:
     machine = type("Machine", (TreeMachine,), {"shape": SHAPES[name]}).TestCase
     machine.settings = settings(
-        max_examples=40,
-        stateful_step_count=30,
+        max_examples=60,
+        stateful_step_count=40,
         deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
