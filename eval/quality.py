@@ -184,4 +184,4 @@ def _tables(scores: dict[str, dict[str, dict[str, Any]]], means: dict[str, dict[
 
 
 def _span(interval: tuple[float, float], sign: str) -> str:
-    return f"{interval[0]:{sign}.0f} .. {interval[1]:{sign}.0f}"
+    return f"{interval[0]:{sign}.0f}..{interval[1]:{sign}.0f}"
