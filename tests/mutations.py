@@ -18,15 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("hypic", "kernels", "workers", "router", "eval", "tests", "pyproject.toml")
-TESTS = (
-    "test_faults",
-    "test_faults_hybrid",
-    "test_eviction",
-    "test_sessions",
-    "test_tiers",
-    "test_store",
-    "test_tree_machine",
-)
+TESTS = "faults faults_hybrid eviction sessions tiers store prefix_cache tree_machine"
 TIMEOUT_SECONDS = 300
 
 

@@ -116,6 +116,8 @@ class Memory:
         self.stats = MemoryStats()
         self.clock_ticks = 0
         self.leases = 0
+        self.counts: dict[str, int] = {}
+        """How many cells of each kind have a copy somewhere."""
         self.sessions: Sessions[Cell] = Sessions(self.requeue)
         self._queues: list[dict[str, EvictionQueue[Cell]]] = [{} for _ in tiers]
 
@@ -147,7 +149,8 @@ class Memory:
 
     def claim(self, cell: Cell, tier: int, nbytes: int) -> None:
         """Take in a cell whose only copy is in a tier that outlives processes."""
-        cell.nbytes, cell.tiers = nbytes, 1 << tier
+        cell.nbytes = nbytes
+        self._count_copy(cell, 1 << tier)
         cell.worth = self.policy.worth(cell)
         self._moved(cell)
 
@@ -305,6 +308,7 @@ class Memory:
             assert place.copies() == len(here), (place.name, place.copies(), len(here))
         assert sum(cell.nbytes for cell in everything if cell.has(0)) == self.used_bytes
         assert sum(cell.leases for cell in everything) == self.leases
+        assert sum(bool(cell.tiers) for cell in everything) == sum(self.counts.values())
         for cell in everything:
             assert cell.tiers or cell.leases, "a cell without a copy"
             assert not cell.pins, "the memory is at rest"
@@ -324,7 +328,7 @@ class Memory:
         except TierError as error:
             _count(self.stats.failed, error.reason)
             return False
-        cell.tiers |= 1 << tier
+        self._count_copy(cell, cell.tiers | 1 << tier)
         if tier == 0:
             cell.nbytes = payload.nbytes
         return True
@@ -391,9 +395,15 @@ class Memory:
 
     def _drop(self, tier: int, cell: Cell) -> None:
         self.tiers[tier].drop(cell)
-        cell.tiers &= ~(1 << tier)
+        self._count_copy(cell, cell.tiers & ~(1 << tier))
         if queue := self._queues[tier].get(cell.kind):
             queue.remove(cell)
+
+    def _count_copy(self, cell: Cell, tiers: int) -> None:
+        change = bool(tiers) - bool(cell.tiers)
+        if change:
+            self.counts[cell.kind] = self.counts.get(cell.kind, 0) + change
+        cell.tiers = tiers
 
     def _drop_all(self, cell: Cell) -> None:
         for tier in range(len(self.tiers)):

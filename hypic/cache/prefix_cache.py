@@ -69,7 +69,7 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """How many boundaries are remembered."""
-        return sum(cell.kind == "state" for cell in self.tree.cells())
+        return self.memory.counts.get("state", 0)
 
     @property
     def store(self) -> "PrefixCache":
@@ -78,18 +78,17 @@ class PrefixCache:
 
     @property
     def stats(self) -> StoreStats:
-        """Counts since the start, and what is held now. entries, inserted: boundaries."""
+        """Counts since the start, and what is held now. entries: boundaries; the memory must be the cache's own."""
         lookups, hits = self.tree.stats.lookups, self.tree.stats.hits
-        cells = list(self.tree.cells())
         return StoreStats(
             hits=hits,
             misses={"cold": lookups - hits} if lookups > hits else {},
             inserted=self._published,
             evicted=sum(self.memory.stats.lost.values()),
             rejected=self.memory.stats.rejected,
-            entries=sum(cell.kind == "state" for cell in cells),
-            used_bytes=sum(cell.nbytes for cell in cells if cell.has(0)),
-            leases=sum(cell.leases for cell in cells),
+            entries=len(self),
+            used_bytes=self.memory.used_bytes,
+            leases=self.memory.leases,
         )
 
     def match(self, namespace: Namespace, segments: tuple[Segment, ...], provenances: tuple[str, ...]) -> PrefixMatch:
@@ -127,6 +126,12 @@ class PrefixCache:
         grown = self.tree.insert(_root(namespace, provenance), text, Offer(Span(0, cut), None, states))
         self._published += grown.adopted_bytes > 0
         return [] if grown.node is None else [*self.tree.region(grown.node)]
+
+    def clear(self) -> int:
+        """Drop what nobody holds; returns how many boundaries went."""
+        before = len(self)
+        self.tree.clear()
+        return before - len(self)
 
     def check(self) -> None:
         """Integrity of the tree and of its memory, which must be its own."""

@@ -52,7 +52,6 @@ def _claim(trunk: Trunk, number: int, tier: Lasting, record: Record, node: Node)
     cell = trunk.cell(node, component, trunk.cost(node.start, node.end))
     node.cells[component.index] = cell
     nbytes = tier.claim(record, cell)
-    cell.tiers = 1 << number
     if component.kind == "full":
         trunk.attach(node)
     trunk.memory.claim(cell, number, nbytes)
