@@ -217,5 +217,8 @@ def _settled(engine: EngineConfig) -> EngineConfig:
 
 
 def _names(arms: str) -> list[str]:
-    """The arms of a comma-separated list."""
-    return [name.strip() for name in arms.split(",") if name.strip()]
+    """The arms of a comma-separated list. Raises InvalidRequestError for an empty one or an unknown name."""
+    names = [name.strip() for name in arms.split(",") if name.strip()]
+    if not names:
+        raise InvalidRequestError(f"name at least one arm of {', '.join(ARMS)}")
+    return [arm_named(name).name for name in names]

@@ -132,6 +132,7 @@ def test_plan_of_a_request_file(capsys: pytest.CaptureFixture[str], tiny_checkpo
         (["plan", "--question", "q", "--dtype", "float8", "--model", "TINY"], "dtype must be auto"),
         (["eval", "quality", "--limit", "0"], "--limit"),
         (["serve", "--pic", "hypik", "--model", "TINY"], "no arm 'hypik'"),
+        (["bench", "ttft", "--arms", " , "], "at least one arm"),
         (["bench", "ttft", "--arms", "hypik", "--model", "TINY"], "no arm"),
     ],
 )

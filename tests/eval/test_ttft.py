@@ -9,7 +9,7 @@ from torch import Tensor
 from hypic.arms import ARMS
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
-from hypic.errors import InvalidRequestError
+from hypic.errors import InvalidRequestError, PromptTooLongError
 from hypic.eval import ttft
 from hypic.eval.ttft import GateError, Prompts, Timings, Workload, check_gate, run_ttft, time_request
 
@@ -71,6 +71,17 @@ def test_a_request_leaves_nothing_to_do_for_the_next(engine: Engine) -> None:
     assert timings.tokens_computed == [output.usage.prompt_tokens]
     again = time_request(engine, workload.request(ARMS["prefix"], workload.documents), timings)
     assert again.usage.cached_tokens > 0
+
+
+def test_coarser_dtypes_are_held_to_their_own_rounding(tiny_checkpoint: Path) -> None:
+    config = EngineConfig(threads=1, dtype="bfloat16")
+    results = run_ttft(config, tiny_checkpoint, ["prefix"], PROMPTS, rounds=1, warm_repeats=1).results
+    assert results["gate"]["hit_miss"] <= ttft.GATE
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_run(tiny_checkpoint: Path) -> None:
+    with pytest.raises(PromptTooLongError, match="at most 4096"):
+        run_ttft(EngineConfig(threads=1), tiny_checkpoint, ["full"], Prompts(8, 700), rounds=1, warm_repeats=1)
 
 
 def test_a_cache_that_cannot_hold_the_documents_is_refused(tiny_checkpoint: Path) -> None:
