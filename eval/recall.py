@@ -50,7 +50,8 @@ VALUES = _words(
     "lemon mango nickel onyx pepper rose sable teal umber violet wheat zinc birch cherry bronze acorn barley "
     "canvas dune ember frost granite harbor island juniper kettle lantern meadow nectar orchid"
 )
-SENTENCES = 2  # facts and call signs told, for each document
+SENTENCES = 1  # facts and call signs told, for each document
+MIN_WORDS = 36  # of a document of an example
 KINDS = ("locker", "desk", "key", "channel", "bay", "tray")
 
 # A sentence names the holder, then one word or sign {c}, then what is told: a fact is local to four tokens.
@@ -297,6 +298,7 @@ def examples(probe: str, count: int, documents: int, seed: int, split: Split = "
     while len(out) < count:
         stage = scene(rng, split, documents, SENTENCES * documents, restated, aliased)
         kind = "plain" if probe == "border" else probe
+        _lengthen(rng, stage)
         facts = [fact for fact in stage.facts if fact.probe == kind]
         if not facts:
             continue
@@ -310,13 +312,20 @@ def examples(probe: str, count: int, documents: int, seed: int, split: Split = "
     return out
 
 
+def _lengthen(rng: random.Random, stage: Scene) -> None:
+    """Fillers at the end of short documents: each is long enough to be worth caching."""
+    for page in stage.documents:
+        while sum(len(sentence.split()) for sentence in page) < MIN_WORDS:
+            page.append(rng.choice(FILLERS))
+
+
 def _cut_sections(rng: random.Random, stage: Scene, fact: Fact) -> tuple[str, ...]:
     """The sections of a scene, one fact's sentence moved astride the border of two of them."""
     page = stage.documents[fact.told_in[0]]
     sentence = next(s for s in page if f" {fact.asked}" in s and fact.value in s)
-    page.remove(sentence)
+    page[page.index(sentence)] = rng.choice(FILLERS)
     words = sentence.split(" ")
-    tail_words = rng.randint(2, min(7, len(words) - 1))
+    tail_words = rng.randint(2, min(6, len(words) - 1))
     head, tail = " ".join(words[:-tail_words]), " ".join(words[-tail_words:])
     first = rng.randrange(len(stage.documents) - 1)
     stage.titles[first + 1] = None

@@ -1,7 +1,7 @@
 """The bundled model's card, from the reports of its training runs: `python -m hypic.eval.recall_card RUN... --out DIR`.
 
-Each RUN is a directory that `hypic.eval.train_recall` wrote. The first is the one that is shipped: it is copied to DIR,
-then run through the engine's arms, as are the others, and README.md tells the figures of all.
+Each RUN is a directory that `hypic.eval.train_recall` wrote. The first is the one that is shipped: it is copied to DIR.
+All are run through the engine's arms, and README.md tells the figures of all.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ def measure_arms(model: Path, count: int) -> Scores:
     for documents in (8, 16):
         sets = run_quality(engine, "recall", ARMS, count, documents, 0).results["sets"]
         report[str(documents)] = {arm: {probe: sets[probe][arm]["score"] for probe in PROBES} for arm in ARMS}
+    return report
+
+
+def measured(run: Path, count: int) -> Scores:
+    """The report of a run with the arms in it, measured once and kept in the run's directory."""
+    path = run / "training_report.json"
+    report: Scores = json.loads(path.read_text(encoding="utf-8"))
+    if report.get("questions_per_arm") != count:
+        report |= {"questions_per_arm": count, "arms": measure_arms(run, count)}
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return report
 
 
@@ -67,6 +77,7 @@ def card(reports: list[Scores]) -> str:
         steps=shipped["steps"],
         minutes=", ".join(f"{report['training_seconds'] / 60:.0f}" for report in reports),
         count=shipped["questions_per_probe"],
+        arm_count=shipped["questions_per_arm"],
         results=results(reports),
     )
 
@@ -77,11 +88,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory of the shipped model")
     parser.add_argument("--count", type=int, default=200, help="questions a probe")
     options = parser.parse_args()
-    reports = []
-    for run in options.runs:
-        report = json.loads((run / "training_report.json").read_text(encoding="utf-8"))
-        reports.append({**report, "arms": measure_arms(run, options.count)})
-        print(json.dumps(reports[-1]["arms"], indent=1), flush=True)
+    reports = [measured(run, options.count) for run in options.runs]
     if options.out.resolve() != options.runs[0].resolve():
         shutil.copytree(options.runs[0], options.out, dirs_exist_ok=True)
     text = json.dumps({**reports[0], "other_seeds": reports[1:]}, indent=2)

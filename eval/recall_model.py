@@ -22,7 +22,7 @@ HIDDEN, CONTENT = 128, 64  # the embedding fills the first CONTENT of the HIDDEN
 HOLDER = slice(1, CONTENT // 2)  # dimensions of names and call signs
 TOLD = slice(CONTENT // 2, CONTENT - 1)  # dimensions of values; dimension 0 is the same for all tokens
 IS_VALUE = CONTENT - 1  # dimension that marks values
-HEAD, LINEAR_KEY, LINEAR_VALUE, LINEAR_HEADS = 64, 32, 64, 2
+HEAD, LINEAR_KEY, LINEAR_VALUE, LINEAR_HEADS = 64, 64, 64, 2
 ROTARY = 16
 ANSWER_OFFSET = 6  # tokens from the end of the name in a question to the token that the answer follows
 
@@ -183,7 +183,7 @@ def _set_copying(mixer: Any, *copied: slice) -> tuple[Tensor, Tensor]:
 
 def _set_lookup(mixer: Any) -> None:
     """Layer 1: finds the token before which stood the two words that stand here; where there is none, this token."""
-    query, key = _set_copying(mixer, HOLDER)
+    query, key = _set_copying(mixer, HOLDER, TOLD)
     match = torch.randn(HEAD, CONTENT // 2) * (CONTENT // 2) ** -0.5
     match[:ROTARY] = 0
     query.zero_()

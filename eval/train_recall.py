@@ -30,7 +30,7 @@ from hypic.eval.recall import PROBES, Fact, Split
 from hypic.eval.recall_model import VOCABULARY, Vocabulary, build_model
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-STEPS, TOKENS_PER_STEP, LEARNING_RATE, WARM_UP = 500, 2800, 6e-4, 30
+STEPS, TOKENS_PER_STEP, LEARNING_RATE, WARM_UP = 700, 2800, 7e-4, 30
 QUESTIONS_PER_CONTEXT = 20
 ISOLATED = 0.5  # share of steps whose documents do not see each other in full attention, as when they are reused
 WORDS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -123,7 +123,7 @@ class Prompts:
 
     def training_context(self, rng: random.Random, documents: int) -> Row:
         """Documents and up to QUESTIONS_PER_CONTEXT questions on them, turn after turn."""
-        scene = recall.scene(rng, "train", documents, rng.randint(documents + 2, 2 * documents + 2), 0.4, 0.4)
+        scene = recall.scene(rng, "train", documents, rng.randint(documents, 3 * documents // 2 + 2), 0.4, 0.5)
         ids = self.leading(rng.choice(recall.SYSTEMS) if rng.random() < 0.3 else None)
         starts = []
         for text in scene.texts():
@@ -141,7 +141,7 @@ class Prompts:
 
 def _training_question(rng: random.Random, fact: Fact) -> tuple[str, str]:
     """A question and its answer; of a holder known by call sign, sometimes the call sign itself is asked."""
-    if fact.holder != fact.asked and rng.random() < 0.4:
+    if fact.holder != fact.asked and rng.random() < 0.25:
         pattern = rng.choice(("Which call sign was given to {}?", "What is the call sign of {}?"))
         return pattern.format(fact.asked), fact.holder
     return recall.ask(rng, "train", fact), fact.value
@@ -266,7 +266,7 @@ def measure(model: Any, prompts: Prompts, count: int, say: Callable[[str], None]
     for documents in (8, 16):
         report[str(documents)] = {}
         for ablation, layers in ABLATIONS.items():
-            asked = count if not layers else max(1, count // 4)
+            asked = count if not layers else max(1, count // 8)
             with silenced(model, layers):
                 scores = {
                     probe: exact_answers(model, prompts, recall.examples(probe, asked, documents, 0))
