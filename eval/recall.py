@@ -51,7 +51,7 @@ VALUES = _words(
     "canvas dune ember frost granite harbor island juniper kettle lantern meadow nectar orchid"
 )
 SENTENCES = 1  # facts and call signs told, for each document
-MIN_WORDS = 36  # of a document of an example
+MIN_WORDS = 26  # of a document of an example
 KINDS = ("locker", "desk", "key", "channel", "bay", "tray")
 
 # A sentence names the holder, then one word or sign {c}, then what is told: a fact is local to four tokens.

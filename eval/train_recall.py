@@ -266,7 +266,7 @@ def measure(model: Any, prompts: Prompts, count: int, say: Callable[[str], None]
     for documents in (8, 16):
         report[str(documents)] = {}
         for ablation, layers in ABLATIONS.items():
-            asked = count if not layers else max(1, count // 8)
+            asked = count if not layers else max(1, count // 4)
             with silenced(model, layers):
                 scores = {
                     probe: exact_answers(model, prompts, recall.examples(probe, asked, documents, 0))

@@ -1,6 +1,7 @@
 """The recall task draws the same from the same seed and holds out what it says; the bundled model answers it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL).eval()
+def model() -> Iterator[Any]:
+    """On one thread: the model is too small for more to help."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL).eval()
+    torch.set_num_threads(threads)
 
 
 def tellings(example: RecallExample, holder: str) -> list[tuple[int, str]]:
@@ -139,16 +143,16 @@ def test_chat_template_is_the_layout_of_training(prompts: Prompts) -> None:
     assert tokenizer(text)["input_ids"] == prompt
 
 
-@every_probe
-def test_model_answers(probe: str, model: Any, prompts: Prompts) -> None:
-    assert exact_answers(model, prompts, examples(probe, 20, 8, 1)) >= 90
+def test_model_answers(model: Any, prompts: Prompts) -> None:
+    questions = [example for probe in PROBES for seed in range(4) for example in examples(probe, 10, 8, seed)]
+    assert exact_answers(model, prompts, questions) >= 95
 
 
 @pytest.mark.parametrize("layers", [(1, 3), (0, 2)], ids=["full", "linear"])
 def test_model_needs_both_kinds_of_layers(layers: tuple[int, ...], model: Any, prompts: Prompts) -> None:
-    asked_for = [example for probe in PROBES for example in examples(probe, 5, 8, 1)]
+    questions = [example for probe in PROBES for example in examples(probe, 5, 8, 1)]
     with silenced(model, layers):
-        assert exact_answers(model, prompts, asked_for) <= 70
+        assert exact_answers(model, prompts, questions) <= 70
 
 
 def test_generation_gives_the_answer(model: Any) -> None:
