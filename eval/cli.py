@@ -222,3 +222,18 @@ def _names(arms: str) -> list[str]:
     if not names:
         raise InvalidRequestError(f"name at least one arm of {', '.join(ARMS)}")
     return [arm_named(name).name for name in names]
+
+
+@benchmarks.command()
+def cache(
+    full: Annotated[bool, typer.Option("--full", help="All of both traces, more budgets, a million entries.")] = False,
+    ragpulse: Annotated[Path | None, typer.Option(help="RAGPulse trace; the shipped sample by default.")] = None,
+    mooncake: Annotated[Path | None, typer.Option(help="Mooncake trace; the shipped sample by default.")] = None,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """What the cache's bookkeeping costs at 128k tokens and 50,000 leaves, and how much it keeps of two real traces."""
+    from hypic.eval.cache_report import report_cache
+    from hypic.eval.results import emit
+
+    emit(report_cache(full, ragpulse, mooncake), as_json=json, out=out)
