@@ -15,6 +15,7 @@ from hypic.batch import DecodeBatch, PrefillBatch
 from hypic.cache.entry import SegmentEntry
 from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
+from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
@@ -58,9 +59,21 @@ class Engine:
             tokenizer=self.tokenizer.fingerprint,
             dtype=str(self.model.cache_spec().dtype).removeprefix("torch."),
         )
-        self.segments: Store[SegmentEntry] = Store(config.segment_cache_bytes)
-        self.prefixes = PrefixCache(config.prefix_cache_bytes)
-        self._memories = (self.segments.memory, self.prefixes.memory)
+        below = TierSettings(
+            host_bytes=config.host_cache_bytes,
+            url=config.cache_url,
+            disk_bytes=config.disk_cache_bytes,
+            write="through" if config.cache_write == "through" else "back",
+            policy=config.cache_policy,
+        )
+        self._memories = (
+            open_memory(config.segment_cache_bytes, below, "segments", config.device),
+            open_memory(config.prefix_cache_bytes, below, "prefixes", config.device),
+        )
+        self.segments: Store[SegmentEntry] = Store(self._memories[0], seconds_of=_seconds_of)
+        self.prefixes = PrefixCache(self._memories[1], prefill_seconds)
+        self.segments.restore()
+        self.prefixes.tree.restore()
         self.scheduling: SchedulingPolicy = CachedShareFirst()
         self.composer = Composer(self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens)
         self._pending: dict[bytes, _Pending] = {}
@@ -343,3 +356,13 @@ def _usage(plan: Plan) -> Usage:
 def _session(session_id: str, salt: str) -> str:
     """Tenants may name their sessions alike; the length in front keeps the two names apart."""
     return f"{len(salt)}:{salt}{session_id}"
+
+
+def prefill_seconds(start: int, end: int) -> float:
+    """About what computing those tokens again takes, up to a factor that is the same for all: linear in their number,
+    and in how far each looks back. Only for weighing one cached thing against another."""
+    return 1e-4 * (end - start) + 1e-9 * (end * end - start * start)
+
+
+def _seconds_of(entry: SegmentEntry) -> float:
+    return prefill_seconds(0, len(entry.token_ids))

@@ -90,19 +90,23 @@ def test_victims_of_a_tree_follow_their_last_use() -> None:
         assert all(tree.match(b"n", buffer(leaf(number))).tokens == 4 for number in order)
 
 
-def test_a_parent_goes_with_its_last_child_not_before_others() -> None:
+@pytest.mark.parametrize("host", [0, 10**6])
+def test_a_parent_goes_with_its_last_child_not_before_others(host: int) -> None:
     """What a leaf's last use says holds for its path: its parent does not go as if nobody had asked for it."""
-    tree = Tree(Memory.of_bytes(10**6))
+    tree = Tree(Memory([RamTier("device", 10**6), RamTier("host", host)]))
     for tail in ((8, 8), (9, 9)):
         tree.insert(b"n", buffer((1, 2, *tail)), offer((1, 2, *tail)))
     tree.insert(b"n", buffer((5, 5)), offer((5, 5)))
     touch(tree, (1, 2, 8, 8))
     tree.memory.evict_one(0)
     tree.memory.evict_one(0)
-    hits = [tree.match(b"n", buffer(text)).tokens for text in ((1, 2, 8, 8), (1, 2, 9, 9), (5, 5))]
+    hits = [tree.match(b"n", buffer(text), tiers=1).tokens for text in ((1, 2, 8, 8), (1, 2, 9, 9), (5, 5))]
     assert hits == [4, 2, 0]
+    tree.insert(b"n", buffer((6, 6)), offer((6, 6)))
+    touch(tree, (1, 2, 8, 8))
     tree.memory.evict_one(0)
-    assert tree.match(b"n", buffer((1, 2))).tokens == 2
+    tree.memory.evict_one(0)
+    assert tree.match(b"n", buffer((1, 2)), tiers=1).tokens == 2, "used when its last child was"
 
 
 def test_what_is_ready_to_use_goes_from_the_leaves_upwards() -> None:

@@ -86,6 +86,25 @@ def test_03_early_release_leaves_the_other_holder_whole() -> None:
     everything_goes(tree)
 
 
+def test_03_what_is_still_held_outlives_its_use() -> None:
+    """The window given back early and evicted: no hit can end there any more, but the keys are being read."""
+    tree = tree_of(WINDOW)
+    put(tree, TEXT)
+    receipt = look(tree, TEXT)
+    receipt.release_early("window")
+    tree.memory.evict(ROOMY)
+    assert hit(tree, TEXT) == 0
+    assert (
+        [slot for _, payload in receipt.spans() for slot in payload.slots]
+        == [  # type: ignore[attr-defined]
+            TEXT[:end] for end in range(1, 9)
+        ]
+    )
+    check(tree)
+    receipt.release()
+    assert not list(tree.cells())
+
+
 def test_04_a_lock_over_a_tombstone_is_not_released_on_anothers() -> None:
     """sglang#24972, #36848: locked as a tombstone, revived, locked by another; the first release took the second's."""
     tree = tree_of(WINDOW)
@@ -123,8 +142,9 @@ def test_04_the_whole_window_is_held_and_stays_held_when_it_is_cut(cut: int, for
     everything_goes(tree)
 
 
+@pytest.mark.parametrize("pressed", [False, True])
 @pytest.mark.parametrize("at", range(1, 8))
-def test_05_a_cut_during_a_flight_leaves_nothing_unpinned(at: int) -> None:
+def test_05_a_cut_during_a_flight_leaves_nothing_unpinned(at: int, pressed: bool) -> None:
     """sglang#38480: a split moved half of the bytes in flight out of protection."""
     tree = tree_of(Shape(), host=ROOMY)
     put(tree, TEXT)
@@ -134,8 +154,9 @@ def test_05_a_cut_during_a_flight_leaves_nothing_unpinned(at: int) -> None:
     assert prefetcher.start(next(iter(tree.cells())))
     fork = (*TEXT[:at], 99)
     tree.insert(b"n", buffer(fork), offer(fork))
-    tree.memory.evict(ROOMY, 0)
-    tree.memory.evict(ROOMY, 1)
+    if pressed:
+        tree.memory.evict(ROOMY, 0)
+        tree.memory.evict(ROOMY, 1)
     assert hit(tree, TEXT) == 8, "all of what is in flight stays"
     executor.acks.pop()()
     prefetcher.poll()
