@@ -1,7 +1,7 @@
 """`hypic eval algebra`: the report around `hypic.eval.algebra`."""
 
 from hypic.eval.algebra import run_algebra
-from hypic.eval.results import Report, Table, progress
+from hypic.eval.report import Report, Table, progress
 from hypic.linear.family import families
 
 LIMIT = 2e-6

@@ -16,7 +16,7 @@ from hypic.arms import arm_named
 from hypic.engine.engine import Engine
 from hypic.eval.fidelity import REFERENCE, deviation, memories
 from hypic.eval.probe import CombinedPrompt, combine
-from hypic.eval.results import Table, progress
+from hypic.eval.report import Table, progress
 from hypic.eval.workloads import question_sets
 from hypic.request import GenerationRequest, SamplingParams
 

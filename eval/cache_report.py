@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hypic.eval.cache_bench import run_cache_bench
-from hypic.eval.results import Report, Table, say
+from hypic.eval.report import Report, Table, say
 
 
 def report_cache(full: bool, ragpulse: Path | None, mooncake: Path | None) -> Report:
@@ -39,5 +39,5 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
                 (name, *(f"{100 * row[budget]:.1f}" if budget in row else "-" for budget in budgets))
                 for name, row in policies.items()
             ),
-            f"Budgets as parts of the distinct bytes; +host has a tier below with room for all. No limit: {100 * bound:.1f} %.",
+            f"Budgets: parts of the distinct bytes; +host: a tier below that holds all. No limit: {100 * bound:.1f} %.",
         )

@@ -59,7 +59,7 @@ def demo(
 ) -> None:
     """A question over documents, answered from cached segments on a local Ray cluster, arm by arm."""
     from hypic.eval.demo import run_demo
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     emit(run_demo(engine, cluster, _names(arms)), as_json=json, out=out, shown=True)
 
@@ -71,7 +71,7 @@ def serve(engine: EngineConfig, cluster: ClusterConfig, server: ServerConfig) ->
     if server.pic == "auto":
         from hypic.engine.engine import Engine
         from hypic.eval.auto_arm import choose_arm
-        from hypic.eval.results import show
+        from hypic.eval.report import show
 
         choice = choose_arm(Engine(engine), server.pic_tolerance)
         show(choice.table())
@@ -99,7 +99,7 @@ def plan(
 ) -> None:
     """Show what would be reused of a prompt, and for each segment that would not, why. Nothing is generated."""
     from hypic.eval.planning import chat_prompt, read_prompt, run_plan
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
     from hypic.eval.workloads import read_documents
 
     if request is not None and (documents or question or system):
@@ -120,7 +120,7 @@ def algebra(
 ) -> None:
     """Composed states against a float64 token loop, every linear-attention family, one layer, no model."""
     from hypic.eval.algebra_report import report_algebra
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     emit(report_algebra(splits, tokens, seed), as_json=json, out=out)
 
@@ -138,7 +138,7 @@ def parity(
 ) -> None:
     """Logits, greedy texts and speed of our full forward against Hugging Face transformers, float32 on the CPU."""
     from hypic.eval.parity import run_parity
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     emit(run_parity(model, timed_tokens, repeats, seed), as_json=json, out=out)
 
@@ -158,7 +158,7 @@ def quality(
     """Answers of each arm: exact match and F1, and what is lost against a full recompute."""
     from hypic.engine.engine import Engine
     from hypic.eval.quality import run_quality
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     report = run_quality(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
     emit(report, as_json=json, out=out)
@@ -179,7 +179,7 @@ def fidelity(
     """Deviation of every layer's memory of the documents from a full recompute, per arm."""
     from hypic.engine.engine import Engine
     from hypic.eval.fidelity import run_fidelity
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     report = run_fidelity(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
     emit(report, as_json=json, out=out)
@@ -203,7 +203,7 @@ def ttft(
     out: Out = None,
 ) -> None:
     """Time to the first token over warm documents in shuffled order, arms in turns. Refuses to time wrong results."""
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
     from hypic.eval.ttft import Prompts, run_ttft
 
     prompts = Prompts(documents, document_tokens, seed)
@@ -234,6 +234,6 @@ def cache(
 ) -> None:
     """What the cache's bookkeeping costs at 128k tokens and 50,000 leaves, and how much it keeps of two real traces."""
     from hypic.eval.cache_report import report_cache
-    from hypic.eval.results import emit
+    from hypic.eval.report import emit
 
     emit(report_cache(full, ragpulse, mooncake), as_json=json, out=out)

@@ -15,7 +15,7 @@ from hypic.config import ClusterConfig, EngineConfig
 from hypic.eval.metrics import best_over, exact_match
 from hypic.eval.planning import plan_table
 from hypic.eval.recall import PEOPLE, RecallExample, examples
-from hypic.eval.results import Report, Table, progress, say, show
+from hypic.eval.report import Report, Table, progress, say, show
 from hypic.eval.workloads import question_sets
 from hypic.prompt import section_segments
 from hypic.request import GenerationRequest, SamplingParams

@@ -17,7 +17,7 @@ from hypic.arms import arm_named
 from hypic.engine.engine import Engine
 from hypic.errors import InvalidRequestError
 from hypic.eval.probe import CombinedPrompt, combine
-from hypic.eval.results import Report, Table, progress
+from hypic.eval.report import Report, Table, progress
 from hypic.eval.workloads import Question, question_sets
 from hypic.request import GenerationRequest, SamplingParams
 

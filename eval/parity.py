@@ -19,7 +19,7 @@ from hypic.batch import DecodeBatch, PrefillBatch
 from hypic.errors import UnsupportedModelError
 from hypic.eval.algebra import one_thread
 from hypic.eval.random_model import small_shape, tiny_shape, write_random_model
-from hypic.eval.results import Report, Table, say
+from hypic.eval.report import Report, Table, say
 from hypic.models.contract import HybridModel
 from hypic.models.load import architectures, load_config, load_model
 from hypic.sequence import Active, Sequence, SequenceCache

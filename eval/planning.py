@@ -9,7 +9,7 @@ from typing import Any
 from hypic.arms import arm_named
 from hypic.config import EngineConfig
 from hypic.errors import InvalidRequestError
-from hypic.eval.results import Report, Table
+from hypic.eval.report import Report, Table
 from hypic.eval.workloads import document
 from hypic.plan import Plan
 from hypic.prompt import chat_segments

@@ -12,7 +12,7 @@ from hypic.arms import Arm, arm_named
 from hypic.engine.engine import Engine
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.eval.metrics import best_over, bootstrap_interval, exact_match, relative_drop, token_f1
-from hypic.eval.results import Report, Table, progress
+from hypic.eval.report import Report, Table, progress
 from hypic.eval.workloads import Question, question_sets
 from hypic.request import GenerationRequest, SamplingParams
 

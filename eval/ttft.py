@@ -28,7 +28,7 @@ from hypic.errors import GenerationError, HypicError, InvalidRequestError
 from hypic.eval.parity import silence_transformers
 from hypic.eval.probe import combine, computing_composer
 from hypic.eval.random_model import copy_tokenizer, small_shape, write_random_model
-from hypic.eval.results import Report, Table, progress, say
+from hypic.eval.report import Report, Table, progress, say
 from hypic.eval.workloads import long_documents
 from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams, TokenOutput

@@ -12,7 +12,7 @@ import pytest
 from hypic.config import EngineConfig
 from hypic.eval.cli import main
 from hypic.eval.options import field_help, with_config
-from hypic.eval.results import Report, Table, emit
+from hypic.eval.report import Report, Table, emit
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

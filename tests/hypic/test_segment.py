@@ -44,7 +44,8 @@ def test_keys_are_the_checked_in_ones() -> None:
 def test_keys_do_not_depend_on_the_process(seed: str) -> None:
     code = (
         "import numpy as np; from hypic.segment import Namespace, segment_key;"
-        "print(segment_key(Namespace('m' * 8, 't', 'bfloat16', 'a', 'tenant'), np.array([5, 1, 2, 3], np.int32), 8).hex())"
+        "namespace = Namespace('m' * 8, 't', 'bfloat16', 'a', 'tenant');"
+        "print(segment_key(namespace, np.array([5, 1, 2, 3], np.int32), 8).hex())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
