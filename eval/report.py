@@ -21,6 +21,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from hypic.config import BUNDLED_MODEL
+
 
 @dataclass(frozen=True)
 class Table:
@@ -76,7 +78,7 @@ class Report:
             "command": f"hypic {self.command}",
             "commit": _commit(),
             "device": _device(self.device),
-            "model": self.model,
+            "model": "bundled recall model" if self.model == str(BUNDLED_MODEL) else self.model,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "results": self.results,
         }
