@@ -79,7 +79,10 @@ def _tensors(path: Path, model: HybridModel, dtype: torch.dtype) -> Iterator[tup
                 for name in file.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
                     ours = model.checkpoint_name(name)
                     if ours is not None:
-                        yield ours, file.get_tensor(name).to(torch.float32 if _FLOAT32.search(name) else dtype)
+                        # A copy: what safetensors returns is the mapped file, and a checkpoint that is written over
+                        # while it is served would change the weights under their fingerprint, or end the process.
+                        wanted = torch.float32 if _FLOAT32.search(name) else dtype
+                        yield ours, file.get_tensor(name).to(wanted, copy=True)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read as safetensors: {error}; download it again") from error
 

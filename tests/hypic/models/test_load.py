@@ -140,6 +140,18 @@ def test_float16_is_refused(tiny_checkpoint: Path) -> None:
         load_model(tiny_checkpoint, torch.float16)
 
 
+def test_writing_over_a_checkpoint_changes_no_loaded_model(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    path = tmp_path / "m"
+    shutil.copytree(tiny_checkpoint, path)
+    model = load_model(path)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    weights = path / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.write(b"\xff" * weights.stat().st_size)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
 def test_fingerprint_sees_one_changed_weight(tmp_path: Path, tiny_checkpoint: Path) -> None:
     path = tmp_path / "m"
     shutil.copytree(tiny_checkpoint, path)
