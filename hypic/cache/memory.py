@@ -54,9 +54,10 @@ class Owner(Protocol):
 class Cell:
     """One cached thing. kind: what eviction can be asked for by name. tiers: where copies are, as a bit mask.
 
-    seconds: to recompute it. leases: of readers. pins: of this memory while it moves copies. sessions: ids of sessions
-    that refer to it. abandoned: dropped by its owner while leased or pinned; it goes with the last of those. fault: why
-    a copy could not be read, the last time that happened. cuts: how often it was split; a copy read before is stale.
+    seconds: to recompute it. leases: of readers. flights: how many of them are reads in flight, which do not follow a
+    cut. pins: of this memory while it moves copies. sessions: ids of sessions that refer to it. abandoned: dropped by
+    its owner while leased or pinned; it goes with the last of those. fault: why a copy could not be read, the last time
+    that happened. cuts: how often it was split; a copy read before is stale.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Cell:
     uses: int = 0
     worth: float = 0.0
     leases: int = 0
+    flights: int = 0
     pins: int = 0
     tiers: int = 0
     abandoned: bool = False

@@ -26,6 +26,7 @@ class Prefetcher:
         if tier == 0 or cell in self._flights or cell.abandoned:
             return False
         self._memory.lease(cell)
+        cell.flights += 1
         self._flights[cell] = tier, cell.cuts, self._executor.submit(self._memory.tiers[tier].get, cell)
         return True
 
@@ -45,6 +46,7 @@ class Prefetcher:
         except TierError as error:
             if cell.has(tier) and cell.cuts == cuts:
                 self._memory.fail(cell, tier, error)
+        cell.flights -= 1
         self._memory.unlease(cell)
         if cell.tiers and not cell.leases:
             cell.owner.released(cell)

@@ -199,7 +199,7 @@ class Trunk:
         upper.cells[component.index] = left
         if self.memory.split(cell, left, at_tokens):
             if component.kind == "window":
-                for _ in range(cell.leases):
+                for _ in range(cell.leases - cell.flights):
                     self.memory.lease(left)
             return True
         if component.kind == "full":
