@@ -29,8 +29,8 @@ class Owner(Protocol):
         """Whether the last copy may go, leases aside. Must be O(1)."""
         ...
 
-    def admissible(self, cell: "Cell") -> bool:
-        """Whether a copy may come to tier 0 now, that is whether what it builds on is there. Must be O(1)."""
+    def foundation(self, cell: "Cell") -> "Cell | None":
+        """What has to be in tier 0, and stay there, for the cell to come to tier 0; None for nothing."""
         ...
 
     def moved(self, cell: "Cell") -> None:
@@ -190,12 +190,19 @@ class Memory:
     def bring(self, cell: Cell, payload: Payload) -> bool:
         """Put a payload that was read, or computed again, into tier 0. False where there is no room, or where what it
         builds on is not there."""
-        if cell.has(0) or not cell.owner.admissible(cell) or not self._put(0, cell, payload):
+        foundation = cell.owner.foundation(cell)
+        if cell.has(0) or (foundation is not None and not foundation.has(0)):
             return cell.has(0)
-        self.stats.loaded += 1
-        if not cell.abandoned:
-            self._moved(cell)
-        return True
+        if foundation is not None:
+            self._pin(foundation)  # making room for what stands on it must not take it away
+        placed = self._put(0, cell, payload)
+        if placed:
+            self.stats.loaded += 1
+            if not cell.abandoned:
+                self._moved(cell)
+        if foundation is not None:
+            self._unpin(foundation)
+        return placed
 
     def read(self, cell: Cell) -> Payload | None:
         """The payload from the first tier that has a readable copy, without moving it. Copies that cannot be read are

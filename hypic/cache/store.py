@@ -220,8 +220,8 @@ class Store(Generic[EntryT]):
     def losable(self, cell: Cell) -> bool:
         return True
 
-    def admissible(self, cell: Cell) -> bool:
-        return True
+    def foundation(self, cell: Cell) -> Cell | None:
+        return None
 
     def moved(self, cell: Cell) -> None:
         self._count(_own(cell), cell.nbytes if cell.has(0) else 0)

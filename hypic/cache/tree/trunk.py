@@ -135,11 +135,10 @@ class Trunk:
         node, index = _place(cell)
         return index != 0 or not node.children
 
-    def admissible(self, cell: Cell) -> bool:
+    def foundation(self, cell: Cell) -> Cell | None:
         """FULL comes to tier 0 from the root downwards."""
         node, index = _place(cell)
-        above = None if node.parent is None else node.parent.cells[0]
-        return index != 0 or above is None or above.has(0)
+        return None if index != 0 or node.parent is None else node.parent.cells[0]
 
     def moved(self, cell: Cell) -> None:
         node, index = _place(cell)

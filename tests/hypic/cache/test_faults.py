@@ -164,6 +164,26 @@ def test_05_a_cut_during_a_flight_leaves_nothing_unpinned(at: int, pressed: bool
     everything_goes(tree)
 
 
+@pytest.mark.parametrize("at", range(1, 8))
+def test_05_a_cut_does_not_copy_the_lease_of_a_flight(at: int) -> None:
+    """Found here by random operations: the upper half of a window kept, for ever, a lease that no flight gave back."""
+    tree = tree_of(WINDOW, host=ROOMY)
+    put(tree, TEXT)
+    tree.memory.evict(ROOMY)
+    executor = Held()
+    prefetcher = Prefetcher(tree.memory, executor)
+    started = [prefetcher.start(cell) for cell in list(tree.cells())]
+    assert any(started)
+    fork = (*TEXT[:at], 99)
+    tree.insert(b"n", buffer(fork), offer(fork))
+    for ack in executor.acks:
+        ack()
+    prefetcher.poll()
+    assert tree.memory.leases == 0
+    check(tree)
+    everything_goes(tree)
+
+
 def test_06_a_source_stays_itself_until_the_late_acknowledgement() -> None:
     """sglang#27444: a host page was recycled while it was still being read."""
     tree = tree_of(STATE, host=ROOMY)
@@ -182,6 +202,23 @@ def test_06_a_source_stays_itself_until_the_late_acknowledgement() -> None:
     assert prefetcher.poll() == len(cells)
     check(tree)
     assert look(tree, TEXT).state() == StateTag(TEXT)
+
+
+def test_06_room_for_a_part_is_not_taken_from_what_it_builds_on() -> None:
+    """Found here by random operations: bringing a child up evicted its parent, and the hit had a hole."""
+    tree = tree_of(Shape(), host=ROOMY)
+    put(tree, TEXT[:4])
+    put(tree, TEXT, start=4)
+    tree.memory.evict(ROOMY)
+    parent, child = tree.cells()
+    tree.memory.tiers[0].budget_bytes = max(parent.nbytes, child.nbytes)
+    look(tree, TEXT[:4]).release()
+    assert parent.has(0)
+    receipt = look(tree, TEXT)
+    assert receipt.tokens == 4, "there is room for one of the two: what is ready is served"
+    assert [start for start, _ in receipt.spans("full")] == [0]
+    receipt.release()
+    check(tree)
 
 
 def test_06_a_part_that_arrives_before_what_it_builds_on_waits_below() -> None:
