@@ -167,4 +167,4 @@ class EngineLoop:
 
 def store_stats(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
     """Counts of the segment store and of the prefix store, as plain values."""
-    return asdict(engine.segments.stats), asdict(engine.prefixes.store.stats)
+    return asdict(engine.segments.stats), asdict(engine.prefixes.stats)

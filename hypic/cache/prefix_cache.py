@@ -72,11 +72,6 @@ class PrefixCache:
         return self.memory.counts.get("state", 0)
 
     @property
-    def store(self) -> "PrefixCache":
-        """Where statistics are looked for."""
-        return self
-
-    @property
     def stats(self) -> StoreStats:
         """Counts since the start, and what is held now. entries: boundaries; the memory must be the cache's own."""
         lookups, hits = self.tree.stats.lookups, self.tree.stats.hits

@@ -220,9 +220,9 @@ class Engine:
     def check(self) -> None:
         """Integrity of the books; at idle nothing is leased."""
         self.segments.check()
-        self.prefixes.store.check()
+        self.prefixes.check()
         if self.idle:
-            leases = (self.segments.stats.leases, self.prefixes.store.stats.leases)
+            leases = (self.segments.stats.leases, self.prefixes.stats.leases)
             assert leases == (0, 0), f"leases {leases} are held though nothing runs"
 
     def _check_idle(self) -> None:

@@ -1,34 +1,11 @@
 """Kimi delta attention (KDA): the delta rule with one decay per key channel and token (Kimi-Linear)."""
 
 from dataclasses import replace
-from typing import Unpack
 
 import torch
-from torch import Tensor
 
-from hypic.kernels.chunk_scan.naive import ScanResult
-from hypic.kernels.gated_delta.naive import gated_delta, gated_delta_step
-from hypic.kernels.runs import Runs
-from hypic.linear.family import (
-    LinearFamily,
-    LinearInputs,
-    ScanOptions,
-    sample_log_decay,
-    sample_qkv,
-    sample_write_strength,
-)
-
-
-def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:
-    """Prefill, transitions `[HV, K, K]`."""
-    return gated_delta(
-        inputs.q, inputs.k, inputs.v, inputs.gate("g"), inputs.gate("beta"), runs, initial_states, **options
-    )
-
-
-def step(inputs: LinearInputs, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Decoding, one token for each state."""
-    return gated_delta_step(inputs.q, inputs.k, inputs.v, inputs.gate("g"), inputs.gate("beta"), states)
+from hypic.linear.family import LinearFamily, LinearInputs, sample_log_decay, sample_qkv, sample_write_strength
+from hypic.linear.gated_delta_net import scan, step
 
 
 def sample(

@@ -318,7 +318,7 @@ def test_no_body_is_a_fault_of_ours(client: TestClient, body: dict[str, Any]) ->
 
 
 def test_after_all_that_nothing_is_held(client: TestClient, combine: CombineWorker) -> None:
-    stats = combine._engine.call(lambda engine: (engine.segments.stats.leases, engine.prefixes.store.stats.leases))
+    stats = combine._engine.call(lambda engine: (engine.segments.stats.leases, engine.prefixes.stats.leases))
     assert stats.result() == (0, 0)
     assert combine._streams == {}
 

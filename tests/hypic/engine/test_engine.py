@@ -156,7 +156,7 @@ def test_composed_memory_never_serves_an_exact_request(bench: Any) -> None:
 def test_full_reads_and_leaves_nothing(bench: Any) -> None:
     prompt = bench.prompt([1, 2])
     bench.tokens(bench.request(prompt, "full"))
-    assert len(bench.engine.segments) == len(bench.engine.prefixes.store) == 0
+    assert len(bench.engine.segments) == len(bench.engine.prefixes) == 0
     bench.tokens(bench.request(prompt, "hypic"))
     plan = bench.engine.plan(bench.request(prompt, "full"))
     assert plan.cached_tokens == 0
@@ -267,8 +267,8 @@ def test_prefixes_are_published_after_the_first_token(bench: Any) -> None:
     bench.engine.build_here(task.key for task in bench.engine.submit(request))
     outputs = bench.engine.step()
     assert outputs[-1].finish_reason == "length"
-    assert len(bench.engine.prefixes.store) == 0
+    assert len(bench.engine.prefixes) == 0
     assert bench.engine.ready
     bench.engine.step()
-    assert len(bench.engine.prefixes.store) == 2
+    assert len(bench.engine.prefixes) == 2
     assert bench.engine.idle
