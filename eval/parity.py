@@ -18,7 +18,7 @@ from torch import Tensor
 from hypic.batch import DecodeBatch, PrefillBatch
 from hypic.errors import UnsupportedModelError
 from hypic.eval.algebra import one_thread
-from hypic.eval.random_model import small_shape, tiny_shape, write_random_model
+from hypic.eval.random_model import silence_transformers, small_shape, tiny_shape, write_random_model
 from hypic.eval.report import Report, Table, say
 from hypic.models.contract import HybridModel
 from hypic.models.load import architectures, load_config, load_model
@@ -58,15 +58,6 @@ def _run(
             except UnsupportedModelError as error:
                 skipped[name] = str(error)
     return found, skipped
-
-
-def silence_transformers() -> None:
-    """No notes and bars of transformers between our own lines."""
-    from transformers.utils import logging
-
-    quiet: Any = logging  # untyped in transformers
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
 
 
 def text_model_types() -> dict[str, str]:

@@ -4,15 +4,22 @@ Written through transformers, so that they are what `save_pretrained` writes and
 """
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hypic.config import BUNDLED_MODEL
 from hypic.errors import ModelNotFoundError, UnsupportedModelError
 from hypic.models.load import architectures
+from hypic.tokenizer import PromptTokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+
+_TIMED_TYPE = "qwen3_5_text"
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 2048,
@@ -95,3 +102,26 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, target / name)
+
+
+@contextmanager
+def timing_checkpoint(model: Path | None) -> Iterator[Path]:
+    """The given model, or a random Qwen3.5 worth timing with the bundled tokenizer, which lives as long as the block."""
+    if model is not None:
+        yield model
+        return
+    silence_transformers()
+    with tempfile.TemporaryDirectory(prefix="hypic-timing-") as folder:
+        copy_tokenizer(BUNDLED_MODEL, Path(folder))
+        vocabulary = len(PromptTokenizer.load(Path(folder)).hf)
+        write_random_model(Path(folder), _TIMED_TYPE, small_shape(_TIMED_TYPE) | {"vocab_size": vocabulary}, gain=2.0)
+        yield Path(folder)
+
+
+def silence_transformers() -> None:
+    """No notes and bars of transformers between our own lines."""
+    from transformers.utils import logging
+
+    quiet: Any = logging  # untyped in transformers
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()

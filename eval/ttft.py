@@ -8,10 +8,8 @@ The default model is random (weights do not change what is computed), of a size 
 """
 
 import random
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -22,25 +20,22 @@ import torch
 from torch import nn
 
 from hypic.arms import ARMS, Arm, arm_named
-from hypic.config import BUNDLED_MODEL, EngineConfig
+from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.errors import GenerationError, HypicError, InvalidRequestError
-from hypic.eval.parity import silence_transformers
 from hypic.eval.probe import combine, computing_composer
-from hypic.eval.random_model import copy_tokenizer, small_shape, write_random_model
+from hypic.eval.random_model import timing_checkpoint
 from hypic.eval.report import Report, Table, progress, say
 from hypic.eval.workloads import long_documents
 from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams, TokenOutput
 from hypic.segment import Document, Message
-from hypic.tokenizer import PromptTokenizer
 
 SYSTEM = "You answer questions from the documents. Quote the sentence that your answer rests on."
 QUESTION = "Which of the people in these documents was born first?"
 GATE = 1e-3
 _GATE_DOCUMENTS = 4
 _GATE_ROUNDINGS = 8
-_MODEL_TYPE = "qwen3_5_text"
 
 
 class GateError(HypicError):
@@ -103,7 +98,7 @@ def run_ttft(
     InvalidRequestError for an unknown arm or prompts that do not fit the model.
     """
     chosen = [arm_named(name) for name in dict.fromkeys(arms)]
-    with _checkpoint(model) as path:
+    with timing_checkpoint(model) as path:
         engine = Engine(replace(config, model=path))
         workload = Workload(engine, prompts)
         _check_room(workload, chosen)
@@ -241,20 +236,6 @@ def _check_room(workload: Workload, arms: Sequence[Arm]) -> None:
             f"the documents of {reusing} arms take up to {needed} bytes, the segment cache holds "
             f"{engine.segments.budget_bytes}: raise --segment-cache-bytes, or name fewer arms"
         )
-
-
-@contextmanager
-def _checkpoint(model: Path | None) -> Iterator[Path]:
-    """The given model, or a random one with the bundled tokenizer that lives as long as the block."""
-    if model is not None:
-        yield model
-        return
-    silence_transformers()
-    with tempfile.TemporaryDirectory(prefix="hypic-ttft-") as folder:
-        copy_tokenizer(BUNDLED_MODEL, Path(folder))
-        vocabulary = len(PromptTokenizer.load(Path(folder)).hf)
-        write_random_model(Path(folder), _MODEL_TYPE, small_shape(_MODEL_TYPE) | {"vocab_size": vocabulary}, gain=2.0)
-        yield Path(folder)
 
 
 def _figures(timing: Timings) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from hypic.errors import UnsupportedModelError
 from hypic.eval import parity
-from hypic.eval.random_model import write_random_model
+from hypic.eval.random_model import silence_transformers, write_random_model
 from hypic.layers.rotary import RotaryPositions
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
-    parity.silence_transformers()
+    silence_transformers()
 
 
 def test_a_checkpoint_agrees_with_transformers(tiny_checkpoint: Path) -> None:
