@@ -106,7 +106,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 @contextmanager
 def timing_checkpoint(model: Path | None) -> Iterator[Path]:
-    """The given model, or a random Qwen3.5 worth timing with the bundled tokenizer, which lives as long as the block."""
+    """The given model, or a random Qwen3.5 worth timing with the bundled tokenizer, living as long as the block."""
     if model is not None:
         yield model
         return

@@ -10,7 +10,7 @@ from hypic.arms import ARMS
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.errors import InvalidRequestError, PromptTooLongError
-from hypic.eval import ttft
+from hypic.eval import random_model, ttft
 from hypic.eval.ttft import GateError, Prompts, Timings, Workload, check_gate, run_ttft, time_request
 
 PROMPTS = Prompts(documents=4, document_tokens=120)
@@ -38,7 +38,7 @@ def test_report_of_a_small_run(tiny_checkpoint: Path) -> None:
 def test_default_model_is_made_with_the_bundled_tokenizer(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttft, "BUNDLED_MODEL", tiny_checkpoint)
+    monkeypatch.setattr(random_model, "BUNDLED_MODEL", tiny_checkpoint)
     report = run_ttft(EngineConfig(threads=1), None, ["hypic"], PROMPTS, rounds=1, warm_repeats=1)
     assert report.model.startswith("random qwen3_5")
     assert report.results["model_parameters"] > 3e6
