@@ -81,6 +81,12 @@ class SequenceCache:
     def capacity_tokens(self) -> int:
         return self.keys.shape[1]
 
+    def copy(self) -> "SequenceCache":
+        """The same memory once more, to go on from otherwise."""
+        return SequenceCache(
+            self.keys.clone(), self.values.clone(), self.states.clone(), self.conv_tails.clone(), self.tokens
+        )
+
 
 @dataclass(frozen=True)
 class Active:

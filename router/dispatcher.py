@@ -112,7 +112,7 @@ class Dispatcher:
     async def generate(
         self, request: GenerationRequest, record: RequestRecord | None = None
     ) -> AsyncGenerator[TokenOutput, None]:
-        """Outputs of a request up to the one with a finish reason. record: filled in along the way.
+        """Outputs of a request up to the one that ends it. record: filled in along the way.
 
         Closing the iterator stops the work. Raises InvalidRequestError or PromptTooLongError before anything is done,
         UnavailableError where no combine worker is left. Before the first token a lost combine worker is replaced by
@@ -184,7 +184,7 @@ class Dispatcher:
                         record.reserve_seconds = time.perf_counter() - began
                         deliveries = self._dispatch(worker, message.tasks, record)
                         continue
-                    finished = message.finish_reason is not None
+                    finished = message.ends_request
                     output = self._output(request, message, record, began)
                     if finished and deliveries:  # all are in by now, but word of it may be on its way
                         await asyncio.wait(deliveries, timeout=1.0)
@@ -203,11 +203,20 @@ class Dispatcher:
             record.ttft_seconds = time.perf_counter() - began
             if message.plan.built_tokens:
                 record.dispatch_seconds = record.ttft_seconds - record.reserve_seconds - record.combine_seconds
-        if message.finish_reason is not None:
+        if message.ends_request:
             record.total_seconds = time.perf_counter() - began
         assert record.plan is not None, "the first message of a generation brings its plan"
         return TokenOutput(
-            request.request_id, message.token_id, message.text, message.usage, record.plan, message.finish_reason
+            request.request_id,
+            message.token_id,
+            message.text,
+            message.usage,
+            record.plan,
+            message.finish_reason,
+            choice=message.choice,
+            logprobs=message.logprobs,
+            matched=message.matched,
+            ends_request=message.ends_request,
         )
 
     def _dispatch(

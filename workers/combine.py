@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from hypic.cache.entry import SegmentEntry
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
-from hypic.errors import InvalidRequestError
+from hypic.errors import GenerationError, InvalidRequestError
 from hypic.plan import Plan
 from hypic.protocol import ProtocolError, decode_entry
 from hypic.request import GenerationRequest, TokenOutput
@@ -81,7 +81,9 @@ class CombineWorker:
                     raise message
                 if message is None:  # aborted
                     return
-                finished = message.finish_reason is not None
+                if message.finish_reason == "error":
+                    raise GenerationError(message.error)
+                finished = message.ends_request
                 yield _tokens(message, seconds if first else 0.0, first)
                 first = False
         finally:
@@ -169,7 +171,18 @@ class CombineWorker:
 
 def _tokens(output: TokenOutput, step_seconds: float, first: bool) -> Tokens:
     plan = output.plan if first else None
-    return Tokens(output.token_id, output.text, output.usage, output.finish_reason, plan, step_seconds)
+    return Tokens(
+        output.token_id,
+        output.text,
+        output.usage,
+        output.finish_reason,
+        plan,
+        step_seconds,
+        output.choice,
+        output.logprobs,
+        output.matched,
+        output.ends_request,
+    )
 
 
 async def _awaited(result: Awaitable[BuiltSegment]) -> BuiltSegment:

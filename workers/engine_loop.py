@@ -65,7 +65,7 @@ class EngineLoop:
         return order.future
 
     def open(self, request: GenerationRequest, listener: Listener) -> "Future[tuple[BuildTask, ...]]":
-        """Submit a request; its outputs go to `listener` until one has a finish reason or an exception comes."""
+        """Submit a request; its outputs go to `listener` until one ends it or an exception comes."""
 
         def submit(engine: Engine) -> tuple[BuildTask, ...]:
             tasks = engine.submit(request)
@@ -144,7 +144,7 @@ class EngineLoop:
         seconds = time.perf_counter() - began
         for output in outputs:
             self._tell(engine, output.request_id, output, seconds)
-            if output.finish_reason is not None:
+            if output.ends_request:
                 self._listeners.pop(output.request_id, None)
 
     def _fail_all(self, engine: Engine, error: Exception) -> None:

@@ -11,7 +11,7 @@ from hypic.engine.composer import BuildTask
 from hypic.errors import UnavailableError
 from hypic.plan import Plan
 from hypic.protocol import EntryPayload
-from hypic.request import FinishReason, GenerationRequest, Usage
+from hypic.request import FinishReason, GenerationRequest, TokenLogprob, Usage
 from hypic.segment import Namespace
 from hypic.workers.cost import CostModel
 
@@ -61,8 +61,8 @@ class Opened:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What one step yields for a generation. plan, combine_seconds (of the pass that gave the first token): in the
-    first message of this kind alone."""
+    """What one step yields for a choice of a generation, as in `TokenOutput`. plan, combine_seconds (of the pass that
+    gave the first token): in the first message of this kind alone."""
 
     token_id: int | None
     text: str
@@ -70,6 +70,10 @@ class Tokens:
     finish_reason: FinishReason | None
     plan: Plan | None = None
     combine_seconds: float = 0.0
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    matched: str | int | None = None
+    ends_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class CombinePort(Protocol):
     def name(self) -> str: ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Opened | Tokens, None]:
-        """Run a request: one `Opened`, then `Tokens` up to the one with a finish reason. Raises InvalidRequestError or
+        """Run a request: one `Opened`, then `Tokens` up to the one that ends it. Raises InvalidRequestError or
         PromptTooLongError before the first message."""
         ...
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from hypic.arms import ARMS
 from hypic.batch import DecodeBatch, PrefillBatch
@@ -19,7 +20,7 @@ from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
-from hypic.engine.generation import Generation
+from hypic.engine.generation import Choice, Generation
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.models.fingerprint import model_fingerprint
@@ -85,6 +86,11 @@ class Engine:
     def max_tokens(self) -> int:
         """Longest text that the model reads, prompt and answer together."""
         return int(self.model.config.max_position_embeddings)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return int(self.model.config.vocab_size)
 
     @property
     def idle(self) -> bool:
@@ -161,8 +167,9 @@ class Engine:
         self._publish()
         outputs = self._build_pending()
         outputs += self._decode()
-        if len(self._running) < self.config.max_running and (ready := self._next()) is not None:
-            outputs.append(self._combine(ready))
+        decoding = sum(len(generation.open) for generation in self._running.values())
+        if decoding < self.config.max_running and (ready := self._next()) is not None:
+            outputs += self._combine(ready)
         if self.idle:
             self._check_idle()
         return outputs
@@ -202,7 +209,7 @@ class Engine:
                     if output.request_id == request.request_id:
                         if output.finish_reason == "error":
                             raise GenerationError(output.error)
-                        finished = output.finish_reason is not None
+                        finished = output.ends_request
                         yield output
         finally:
             self.abort(request.request_id)
@@ -256,9 +263,11 @@ class Engine:
             return [self._fail(reservation, error) for reservation in self._pending[task.key].waiting.copy()]
         return []
 
-    def _combine(self, reservation: Reservation) -> TokenOutput:
-        """The one pass over a request's active tokens, and its first token."""
+    def _combine(self, reservation: Reservation) -> list[TokenOutput]:
+        """The one pass over a request's active tokens, and the first token of each choice."""
         request = reservation.request
+        if request.build_only:
+            return [self._built(reservation)]
         try:
             sequence = self.composer.sequence(reservation)
             batch = PrefillBatch([sequence])
@@ -266,21 +275,27 @@ class Engine:
             batch.finish()
             logits = self.model.logits(hidden[batch.last_rows()])
         except Exception as error:  # of this request: whatever was shared is immutable, so the others go on
-            return self._fail(reservation, error)
+            return [self._fail(reservation, error)]
         del self._waiting[request.request_id]
         plan = reservation.plan
-        generation = Generation(
-            request, sequence.cache, plan, _usage(plan), self.tokenizer.stream(), self.tokenizer.eos_ids
-        )
+        generation = Generation(request, sequence.cache, plan, _usage(plan), self.tokenizer)
         reservation.release()
         self._unpublished.append((reservation, sequence))
-        return self._advance(generation, generation.sampler.choose(logits[0]))
+        self._running[request.request_id] = generation
+        return [self._advance(generation, choice, logits[0]) for choice in generation.choices]
+
+    def _built(self, reservation: Reservation) -> TokenOutput:
+        """The last word of a request that wants nothing but its segments built."""
+        request, plan = reservation.request, reservation.plan
+        del self._waiting[request.request_id]
+        reservation.release()
+        return TokenOutput(request.request_id, None, "", _usage(plan), plan, "stop", ends_request=True)
 
     def _fail(self, reservation: Reservation, error: Exception) -> TokenOutput:
         request_id, plan = reservation.request.request_id, reservation.plan
         self.abort(request_id)
         told = f"{type(error).__name__}: {error}"
-        return TokenOutput(request_id, None, "", _usage(plan), plan, "error", told)
+        return TokenOutput(request_id, None, "", _usage(plan), plan, "error", told, ends_request=True)
 
     def _publish(self) -> None:
         """Remember the prefixes of finished combine passes, after their first tokens are out."""
@@ -302,24 +317,21 @@ class Engine:
         return None if chosen is None else ready[chosen.request_id]
 
     def _decode(self) -> list[TokenOutput]:
-        running = list(self._running.values())
+        running = [(generation, choice) for generation in self._running.values() for choice in generation.open]
         if not running:
             return []
-        tokens = torch.tensor([generation.last_token for generation in running])
-        batch = DecodeBatch(tokens.to(self.config.device), [generation.cache for generation in running])
+        tokens = torch.tensor([choice.last_token for _, choice in running])
+        batch = DecodeBatch(tokens.to(self.config.device), [choice.cache for _, choice in running])
         logits = self.model.logits(self.model.forward(batch))
         batch.finish()
         return [
-            self._advance(generation, generation.sampler.choose(row))
-            for generation, row in zip(running, logits, strict=True)
+            self._advance(generation, choice, row) for (generation, choice), row in zip(running, logits, strict=True)
         ]
 
-    def _advance(self, generation: Generation, token_id: int) -> TokenOutput:
-        output = generation.push(token_id)
-        if output.finish_reason is None:
-            self._running[generation.request.request_id] = generation
-        else:
-            self._running.pop(generation.request.request_id, None)
+    def _advance(self, generation: Generation, choice: Choice, logits: Tensor) -> TokenOutput:
+        output = generation.advance(choice, logits)
+        if output.ends_request:
+            del self._running[generation.request.request_id]
         return output
 
     def _anchor(self, task: BuildTask) -> SequenceCache:
@@ -340,6 +352,14 @@ class Engine:
         return cache
 
     def _check(self, request: GenerationRequest) -> None:
+        biased = [token for token, _ in request.sampling.logit_bias]
+        told = [*biased, *request.sampling.stop_token_ids]
+        spans = [
+            (int(segment.token_ids.min()), int(segment.token_ids.max())) for segment in request.segments if len(segment)
+        ]
+        least, greatest = min(least for least, _ in spans), max(greatest for _, greatest in spans)
+        if min(told, default=least) < 0 or least < 0 or max(greatest, *told, 0) >= self.vocabulary:
+            raise InvalidRequestError(f"a token id is not one of the model's {self.vocabulary}: they count from 0")
         total = request.prompt_tokens + request.sampling.max_tokens
         if total > self.max_tokens:
             raise PromptTooLongError(
