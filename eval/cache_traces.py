@@ -63,7 +63,7 @@ class Request:
 
 def read_ragpulse(path: Path | None = None) -> list[Request]:
     """Requests in order of time, those without passages left out. path: None for the trace that is shipped."""
-    head, rows = _lines(path or DATA / "ragpulse.jsonl.gz")
+    head, rows = trace_lines(path or DATA / "ragpulse.jsonl.gz")
     lengths = {int(key): value for key, value in head["lengths"].items()}
     requests = [
         Request(row[0], str(row[1]), tuple(row[4]), tuple(lengths[passage] for passage in row[4])) for row in rows
@@ -75,7 +75,7 @@ def read_mooncake(path: Path | None = None) -> list[Request]:
     """Requests in order of time, whole blocks alone: one that is not full is another one once the text goes on. The
     trace names no sessions: a request belongs to the one whose prompt it goes on from, found by the deepest block
     that they share beyond the first, which all share."""
-    head, rows = _lines(path or DATA / "mooncake.jsonl.gz")
+    head, rows = trace_lines(path or DATA / "mooncake.jsonl.gz")
     size = head["block_tokens"]
     owner: dict[int, str] = {}
     requests = []
@@ -255,7 +255,8 @@ def _state() -> Blob:
     return Blob(b"", PAIR_BYTES)
 
 
-def _lines(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
+def trace_lines(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
+    """The head of a trace, which tells its fields, and a list for each request."""
     with gzip.open(path, "rt") as file:
         head, *rows = [json.loads(line) for line in file]
     return head, rows

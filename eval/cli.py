@@ -15,6 +15,7 @@ from hypic.arms import ARMS, arm_named
 from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
+from hypic.eval.serve_config import LoadConfig
 
 app = typer.Typer(
     help="Position-independent caching for hybrid-attention language models, served on Ray.",
@@ -237,3 +238,20 @@ def cache(
     from hypic.eval.report import emit
 
     emit(report_cache(full, ragpulse, mooncake), as_json=json, out=out)
+
+
+@benchmarks.command("serve")
+@with_config
+def serve_load(
+    engine: EngineConfig,
+    cluster: ClusterConfig,
+    load: LoadConfig,
+    arms: Arms = "prefix,hypic",
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Requests a second that each arm sustains within a TTFT limit: a real trace over HTTP, at rising rates."""
+    from hypic.eval.report import emit
+    from hypic.eval.serve_bench import run_serve_bench
+
+    emit(run_serve_bench(_settled(engine), cluster, load, _names(arms)), as_json=json, out=out)
