@@ -43,7 +43,6 @@ class Filling:
             "max_tokens": asked.output_tokens,
             "temperature": 0,
             "min_tokens": asked.output_tokens,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_salt": salt,

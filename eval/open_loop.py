@@ -15,6 +15,9 @@ import httpx
 
 from hypic.errors import HypicError
 
+_TEXTLESS_TOKENS = 8
+"""An answer of fewer tokens may be part of one character, and so without text."""
+
 REQUEST_SECONDS = 300.0
 """An answer that takes longer is a failure."""
 
@@ -150,5 +153,7 @@ def _read(lines: Sequence[tuple[float, str]], sample: Sample) -> None:
                 sample.text_seconds.append(seconds)
     if not ended:
         sample.error = "the stream ended without [DONE]"
-    elif not sample.text:
+    elif not sample.text and sample.output_tokens not in range(1, _TEXTLESS_TOKENS):
         sample.error = "the answer is empty"
+    elif not sample.text:
+        sample.text_seconds.append(lines[0][0])  # nothing is sent before there is a token

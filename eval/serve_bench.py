@@ -43,7 +43,7 @@ _OVERLOADED = ("status 429", "status 503")
 
 @dataclass(frozen=True)
 class Stretches:
-    """The trace, cut. earlier: what the caches catch up with. lead: right before the measured ones, which are rounds."""
+    """The trace, cut. earlier: what the caches catch up with. lead: right before those of the measured rounds."""
 
     earlier: list[Asked]
     lead: list[Asked]
@@ -147,8 +147,8 @@ def check_gate(unloaded: dict[str, list[Sample]]) -> dict[str, float]:
         equal[name] = sum(a == b for a, b in zip(texts, expected, strict=True)) / len(expected)
     if equal[BASELINE] < 1:
         raise GateError(
-            f"{BASELINE} gives {100 * equal[BASELINE]:.0f} % of the answers of {REFERENCE} to {len(expected)} requests, it "
-            "must give all; nothing was timed"
+            f"{BASELINE} gives {100 * equal[BASELINE]:.0f} % of the answers that {REFERENCE} gives to {len(expected)} "
+            "requests; nothing was timed"
         )
     return equal
 

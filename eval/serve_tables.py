@@ -68,8 +68,8 @@ def _sustained(results: dict[str, Any]) -> Table:
     )
     note = (
         f"Sustainable: {limit} {results['trace']}, {results['arrivals']} arrivals, prompts at "
-        f"{results['prompt_scale']:g} and answers at {results['output_scale']:g} of the trace's lengths. As full: share "
-        "of answers without load that are those of a full recompute."
+        f"{results['prompt_scale']:g} and answers at {results['output_scale']:g} of the trace's lengths. As full: "
+        "share of answers without load that are those of a full recompute."
     )
     columns = (
         "arm",

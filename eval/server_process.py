@@ -27,13 +27,18 @@ def serving(engine: EngineConfig, cluster: ClusterConfig) -> Iterator[str]:
     """The URL of a server with these settings on a free port. Raises HypicError with its last words where it ends
     instead of serving."""
     port = _free_port()
-    command = [sys.executable, "-c", _SERVE, "serve", "--port", str(port), *_options(engine), *_options(cluster)]
+    command = [sys.executable, "-c", _SERVE, *serve_command(engine, cluster, port)]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             yield _wait(server, f"http://127.0.0.1:{port}", log)
         finally:
             _stop(server)
+
+
+def serve_command(engine: EngineConfig, cluster: ClusterConfig, port: int) -> list[str]:
+    """The words behind `hypic` that start a server with these settings."""
+    return ["serve", "--port", str(port), *_options(engine), *_options(cluster)]
 
 
 def check_serving(url: str) -> None:

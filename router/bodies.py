@@ -70,7 +70,7 @@ class ChatBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | list[Text] | None = None
-    ignore_eos: bool | None = Field(default=False, description="Answer in full length, for benchmarks.")
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     cache_salt: Text | None = Field(default=None, description="Nothing cached is shared between different salts.")
     hypic: HypicOptions | None = None
     n: int | None = 1

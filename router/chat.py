@@ -145,7 +145,7 @@ def to_request(body: ChatBody, model: ServedModel, identifier: str) -> Generatio
         top_p=model.top_p if body.top_p is None else float(body.top_p),
         seed=body.seed,
         stop=stop,
-        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
     )
     return GenerationRequest(
         identifier, segments, arm_named((body.hypic and body.hypic.arm) or model.arm), sampling, body.cache_salt or ""
