@@ -13,6 +13,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def device() -> torch.device:
+    """Where kernels are tested: compiled on a GPU, in Triton's interpreter elsewhere."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @pytest.fixture(autouse=True)
 def nan_filled_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.empty and its kin return NaN, so that a value read before it is written shows."""
