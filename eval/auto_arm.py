@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hypic.arms import arm_named
 from hypic.engine.engine import Engine
+from hypic.eval.divergence import kl_nats
 from hypic.eval.fidelity import REFERENCE, deviation, memories
 from hypic.eval.probe import CombinedPrompt, combine
 from hypic.eval.report import Table, progress
@@ -95,8 +96,8 @@ def measure(engine: Engine, arms: Sequence[str], prompts: int, documents: int, s
 
 def _compare(engine: Engine, found: CombinedPrompt, expected: CombinedPrompt) -> Tensor:
     """kl_nats, agreement, deepest_l2, deepest_degrees of one prompt, float64 `[4]`."""
-    p, q = (run.question_logits.double().log_softmax(-1) for run in (expected, found))
-    kl = (p.exp() * (p - q)).sum(-1).mean()
+    p, q = expected.question_logits, found.question_logits
+    kl = kl_nats(p, q).mean()
     agreement = (p.argmax(-1) == q.argmax(-1)).double().mean()
     apart = deviation(memories(engine, found)[-1], memories(engine, expected)[-1])
     return torch.tensor(

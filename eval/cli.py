@@ -16,6 +16,7 @@ from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfi
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
 from hypic.eval.serve_config import LoadConfig
+from hypic.eval.settings import QualityConfig
 
 app = typer.Typer(
     help="Position-independent caching for hybrid-attention language models, served on Ray.",
@@ -148,21 +149,19 @@ def parity(
 @with_config
 def quality(
     engine: EngineConfig,
-    dataset: DataSet = "recall",
+    questions: QualityConfig,
     arms: Arms = ALL_ARMS,
-    limit: Limit = 50,
-    documents: Documents = 8,
-    seed: Seed = 0,
     json: Json = False,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for JSON, Markdown and every answer; a stopped run goes on from it.")
+    ] = None,
 ) -> None:
-    """Answers of each arm: exact match and F1, and what is lost against a full recompute."""
+    """Answers of each arm, and how far its next-token distributions are from those of a full recompute."""
     from hypic.engine.engine import Engine
     from hypic.eval.quality import run_quality
     from hypic.eval.report import emit
 
-    report = run_quality(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
-    emit(report, as_json=json, out=out)
+    emit(run_quality(Engine(_settled(engine)), questions, _names(arms), out), as_json=json, out=out)
 
 
 @evaluations.command()

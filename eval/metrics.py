@@ -1,16 +1,20 @@
 """Scores of answers, and how far to trust their means. Plain functions over texts and numbers.
 
 Normalisation, exact match and token F1 are those of SQuAD (arXiv 1606.05250): lower case, no punctuation, no English
-articles, single spaces; the best over all accepted answers counts.
+articles, single spaces; the best over all accepted answers counts. ROUGE-L is that of the package rouge-score.
 """
 
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hypic.errors import InvalidRequestError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -33,6 +37,12 @@ def token_f1(prediction: str, answer: str) -> float:
         return float(found == expected)
     common = sum((Counter(found) & Counter(expected)).values())
     return 2 * common / (len(found) + len(expected))
+
+
+def rouge_l(prediction: str, answer: str) -> float:
+    """F measure of the longest common subsequence of stemmed words, 0 to 1 (Lin 2004). Raises InvalidRequestError where
+    the package rouge-score is missing."""
+    return float(_rouge().score(answer, prediction)["rougeL"].fmeasure)
 
 
 def best_over(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
@@ -60,3 +70,14 @@ def bootstrap_interval(
 def relative_drop(reference: float, score: float) -> float:
     """Percent of the reference that is lost, 0 where the reference is 0."""
     return 100 * (reference - score) / reference if reference else 0.0
+
+
+@cache
+def _rouge() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InvalidRequestError(
+            f"summaries are scored by the package rouge-score, which is missing ({error}): pip install 'hypic[eval]'"
+        ) from error
+    return RougeScorer(["rougeL"], use_stemmer=True)

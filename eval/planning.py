@@ -9,8 +9,8 @@ from typing import Any
 from hypic.arms import arm_named
 from hypic.config import EngineConfig
 from hypic.errors import InvalidRequestError
+from hypic.eval.adapters import document
 from hypic.eval.report import Report, Table
-from hypic.eval.workloads import document
 from hypic.plan import Plan
 from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams

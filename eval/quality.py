@@ -1,187 +1,177 @@
 """`hypic eval quality`: the same questions through every arm, greedily, and what each arm loses against `full`.
 
-Requests run in the engine's continuous batch. Each arm has its own salt, so no arm finds what another has cached, and
-each starts cold.
+Questions are taken in small groups, each group through every arm in turn, from empty caches. So a group's results
+depend on nothing but itself: a run that was stopped goes on where it was, and ends as if it had not been stopped.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from hypic.arms import Arm, arm_named
+from hypic.arms import arm_named
 from hypic.engine.engine import Engine
-from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
-from hypic.eval.metrics import best_over, bootstrap_interval, exact_match, relative_drop, token_f1
-from hypic.eval.report import Report, Table, progress
-from hypic.eval.workloads import Question, question_sets
+from hypic.errors import InvalidRequestError, PromptTooLongError
+from hypic.eval.answering import answer_all, cold_documents
+from hypic.eval.divergence import compare, force
+from hypic.eval.journal import Journal
+from hypic.eval.quality_report import REFERENCE, Result, means, score_arms, tables
+from hypic.eval.report import Advance, Report, commit, progress, say
+from hypic.eval.settings import QualityConfig
+from hypic.eval.workloads import Question, question_sets, questions_fingerprint
 from hypic.request import GenerationRequest, SamplingParams
 
-REFERENCE = "full"
-_OPEN_REQUESTS = 32
+_GROUP = 8
+"""Questions that are answered together in the continuous batch: what a stopped run does again at most."""
+
+JOURNAL = "eval-quality.jsonl"
+
+Sets = dict[str, list[Question]]
+Results = dict[tuple[str, int, str], Result]
+"""By set, number of the question in it, and arm."""
 
 
-def run_quality(engine: Engine, dataset: str, arms: Sequence[str], limit: int, documents: int, seed: int) -> Report:
+def run_quality(engine: Engine, config: QualityConfig, arms: Sequence[str], out: Path | None = None) -> Report:
     """Run the sets of a data set through the arms; `full` is always among them.
 
-    Raises InvalidRequestError for an unknown arm or data set, and where no prompt fits the model.
+    out: folder of the journal, from which a stopped run goes on; without one nothing is kept. Raises
+    InvalidRequestError for an unknown arm or data set, where no prompt fits the model, and where the folder holds
+    results of another run.
     """
-    chosen = [arm_named(name) for name in dict.fromkeys([REFERENCE, *arms])]
-    found = question_sets(dataset, limit, documents, seed)
+    names = [arm_named(name).name for name in dict.fromkeys([REFERENCE, *arms])]
+    found = question_sets(config.dataset, config.limit, config.documents or None, config.seed, config.shuffle)
+    sets = _fitting(engine, found)
+    header = _header(engine, config, names, sets)
+    journal = None if out is None else Journal(out / JOURNAL, header)
+    results = _measured(engine, config, names, sets, journal)
+    scores = {
+        name: score_arms(
+            questions,
+            {arm: [results[name, number, arm] for number in range(len(questions))] for arm in names},
+            config.seed,
+        )
+        for name, questions in sets.items()
+    }
+    overall = means(scores)
+    outcome = {
+        **asdict(config),
+        "documents": config.documents or None,
+        "too_long": {name: len(found[name]) - len(sets[name]) for name in sets},
+        "sets": scores,
+        "means": overall,
+        "questions_fingerprint": header["questions"],
+    }
+    model, device = str(engine.config.model), engine.config.device
+    return Report("eval quality", model, device, outcome, tuple(tables(scores, overall)))
+
+
+def _header(engine: Engine, config: QualityConfig, arms: list[str], sets: Sets) -> dict[str, Any]:
+    """What must be the same for results to belong together."""
+    settings = engine.config
+    return {
+        "command": "hypic eval quality",
+        "journal": 1,
+        "model": engine.namespace.model,
+        "tokenizer": engine.namespace.tokenizer,
+        "engine": {name: getattr(settings, name) for name in ("dtype", "device", "min_segment_tokens")},
+        "questions": questions_fingerprint(sets),
+        "arms": arms,
+        "options": asdict(config),
+        "commit": commit(),
+    }
+
+
+def _measured(engine: Engine, config: QualityConfig, arms: list[str], sets: Sets, journal: Journal | None) -> Results:
+    """All results: those of the journal, and what is missing in it. An interrupt says how to go on."""
+    results = {_place(record): Result(**record["result"]) for record in (journal.records if journal else ())}
+    groups = list(_groups(sets))
+    open_groups = [
+        (name, numbers)
+        for name, numbers in groups
+        if not all((name, number, arm) in results for number in numbers for arm in arms)
+    ]
+    total, left = (len(arms) * sum(len(numbers) for _, numbers in some) for some in (groups, open_groups))
+    if journal and left < total:
+        say(f"{total - left} of {total} answers are in {journal.path} and are not asked for again")
+    with progress("answering", total, total - left) as advance:
+        for name, numbers in open_groups:
+            try:
+                fresh = _run_group(engine, config, arms, name, sets[name], numbers, partial(_titled, advance, name))
+            except KeyboardInterrupt:
+                way = (
+                    f"the same command goes on from {journal.path}" if journal else "nothing is kept without --out DIR"
+                )
+                say(f"stopped with {len(results)} of {total} answers done; {way}")
+                raise
+            missing = {place: result for place, result in fresh.items() if place not in results}
+            if journal:
+                journal.append([_record(place, result) for place, result in missing.items()])
+            results |= missing
+    return results
+
+
+def _titled(advance: Advance, name: str, arm: str) -> None:
+    advance(f"{name}, {arm}")
+
+
+def _run_group(
+    engine: Engine,
+    config: QualityConfig,
+    arms: list[str],
+    name: str,
+    questions: list[Question],
+    numbers: range,
+    advance: Callable[[str], None],
+) -> Results:
+    """A group's answers in every arm, and the divergence of each arm from `full` on the reference answers."""
+    asked = [questions[number] for number in numbers]
+    cold = [cold_documents(questions[number], config.cold_share, config.seed, number) for number in numbers]
+    engine.segments.clear()
+    engine.prefixes.clear()
+    answers = {arm: answer_all(engine, asked, arm_named(arm), cold) for arm in arms}
+    results: Results = {}
+    for at, number in enumerate(numbers):
+        reference = force(engine, asked[at], arm_named(REFERENCE))
+        for arm in arms:
+            forced = reference if arm == REFERENCE else force(engine, asked[at], arm_named(arm))
+            answer, apart = answers[arm][at], compare(forced, reference)
+            results[name, number, arm] = Result(**asdict(answer), **asdict(apart))
+            advance(arm)
+    return results
+
+
+def _groups(sets: Sets) -> Iterator[tuple[str, range]]:
+    for name, questions in sets.items():
+        for start in range(0, len(questions), _GROUP):
+            yield name, range(start, min(start + _GROUP, len(questions)))
+
+
+def _record(key: tuple[str, int, str], result: Result) -> dict[str, Any]:
+    name, number, arm = key
+    return {"set": name, "question": number, "arm": arm, "result": asdict(result)}
+
+
+def _place(record: dict[str, Any]) -> tuple[str, int, str]:
+    return record["set"], record["question"], record["arm"]
+
+
+def _fitting(engine: Engine, found: Sets) -> Sets:
+    """The questions whose prompts the model can read and answer. Raises InvalidRequestError where a set has none."""
     sets = {name: [q for q in questions if _fits(engine, q)] for name, questions in found.items()}
     for name, questions in sets.items():
         if not questions:
             raise InvalidRequestError(
                 f"no prompt of {name} fits the model's {engine.max_tokens} tokens; use fewer documents"
             )
-    answers: dict[str, dict[str, list[str]]] = {name: {} for name in sets}
-    total = len(chosen) * sum(map(len, sets.values()))
-    with progress("answering", total) as advance:
-        for name, questions in sets.items():
-            for arm in chosen:
-                title = f"{name}, {arm.name}"
-                answers[name][arm.name] = answer_all(engine, questions, arm, lambda: advance(title))  # noqa: B023
-    scores = {name: score_arms(sets[name], answers[name], seed) for name in sets}
-    means = _summary(scores)
-    results = {
-        "dataset": dataset,
-        "documents": documents,
-        "seed": seed,
-        "too_long": {name: len(found[name]) - len(sets[name]) for name in sets},
-        "sets": scores,
-        "means": means,
-    }
-    tables = tuple(_tables(scores, means))
-    return Report("eval quality", str(engine.config.model), engine.config.device, results, tables)
-
-
-def answer_all(
-    engine: Engine, questions: Sequence[Question], arm: Arm, on_answer: Callable[[], None] = lambda: None
-) -> list[str]:
-    """Greedy answers, in the order of the questions. Cold segments are built in this process."""
-    requests = (
-        GenerationRequest(
-            str(number),
-            question.segments(engine.tokenizer),
-            arm,
-            SamplingParams(max_tokens=question.max_tokens),
-            salt=arm.name,
-        )
-        for number, question in enumerate(questions)
-    )
-    texts = [""] * len(questions)
-    for number, text in _stream(engine, requests):
-        texts[number] = text
-        on_answer()
-    return texts
-
-
-def _stream(engine: Engine, requests: Iterable[GenerationRequest]) -> Iterable[tuple[int, str]]:
-    """(request number, whole text) as requests finish, a bounded number of them open. Raises GenerationError."""
-    waiting = deque(requests)
-    open_texts: dict[str, str] = {}
-    while waiting or open_texts:
-        while waiting and len(open_texts) < _OPEN_REQUESTS:
-            request = waiting.popleft()
-            engine.build_here([task.key for task in engine.submit(request)])
-            open_texts[request.request_id] = ""
-        for output in engine.step():
-            if output.finish_reason == "error":
-                raise GenerationError(output.error)
-            open_texts[output.request_id] += output.text
-            if output.finish_reason is not None:
-                yield int(output.request_id), open_texts.pop(output.request_id)
-
-
-def score_arms(questions: Sequence[Question], answers: dict[str, list[str]], seed: int) -> dict[str, dict[str, Any]]:
-    """Per arm: score (exact match, 0 to 100), f1, n, intervals, points and percent lost, changed answers.
-
-    answers: arm -> text per question, `full` among them. lost_interval is of the paired difference.
-    """
-    exact = {
-        arm: [100 * best_over(exact_match, *pair) for pair in _pairs(questions, texts)]
-        for arm, texts in answers.items()
-    }
-    f1 = {
-        arm: [100 * best_over(token_f1, *pair) for pair in _pairs(questions, texts)] for arm, texts in answers.items()
-    }
-    reference = exact[REFERENCE]
-    scores = {}
-    for arm, texts in answers.items():
-        lost = [a - b for a, b in zip(reference, exact[arm], strict=True)]
-        scores[arm] = {
-            "score": _mean(exact[arm]),
-            "interval": bootstrap_interval(exact[arm], seed),
-            "f1": _mean(f1[arm]),
-            "f1_lost_points": _mean(f1[REFERENCE]) - _mean(f1[arm]),
-            "n": len(questions),
-            "lost_points": _mean(lost),
-            "lost_percent": relative_drop(_mean(reference), _mean(exact[arm])),
-            "lost_interval": bootstrap_interval(lost, seed),
-            "changed": sum(a != b for a, b in zip(answers[REFERENCE], texts, strict=True)),
-        }
-    return scores
-
-
-def _pairs(questions: Sequence[Question], texts: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(text, question.answers) for question, text in zip(questions, texts, strict=True)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return sets
 
 
 def _fits(engine: Engine, question: Question) -> bool:
-    """Whether the model can read the prompt and answer it."""
-    request = GenerationRequest(
-        "fits",
-        question.segments(engine.tokenizer),
-        arm_named(REFERENCE),
-        SamplingParams(max_tokens=question.max_tokens),
-    )
+    sampling = SamplingParams(max_tokens=question.max_tokens)
+    request = GenerationRequest("fits", question.segments(engine.tokenizer), arm_named(REFERENCE), sampling)
     try:
         engine.plan(request)
     except PromptTooLongError:
         return False
     return True
-
-
-def _summary(scores: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Per arm, means over the sets: score and points lost."""
-    arms = next(iter(scores.values()))
-    return {
-        arm: {key: _mean([found[arm][key] for found in scores.values()]) for key in ("score", "lost_points")}
-        for arm in arms
-    }
-
-
-def _tables(scores: dict[str, dict[str, dict[str, Any]]], means: dict[str, dict[str, float]]) -> Iterator[Table]:
-    """One table of scores over the sets, and one a set with what is lost and how sure that is."""
-    if len(scores) > 1:
-        rows = tuple(
-            (arm, *(f"{found[arm]['score']:.1f}" for found in scores.values()), *(f"{mean[key]:.1f}" for key in mean))
-            for arm, mean in means.items()
-        )
-        note = "Percent of answers that match exactly; lost: points of the mean against full."
-        yield Table("Exact match by set", ("arm", *scores, "mean", "lost"), rows, note)
-    for name, found in scores.items():
-        rows = tuple(
-            (
-                arm,
-                f"{score['score']:.1f}",
-                _span(score["interval"], ""),
-                f"{score['f1']:.1f}",
-                f"{score['lost_points']:+.1f}",
-                _span(score["lost_interval"], "+"),
-                f"{score['lost_percent']:+.1f}",
-                str(score["changed"]),
-            )
-            for arm, score in found.items()
-        )
-        columns = ("arm", "exact", "95 %", "F1", "lost", "95 %", "% lost", "changed")
-        count = next(iter(found.values()))["n"]
-        note = "lost: points against full, positive is worse; changed: answers whose text differs from that of full."
-        yield Table(f"{name}: {count} questions", columns, rows, note)
-
-
-def _span(interval: tuple[float, float], sign: str) -> str:
-    return f"{interval[0]:{sign}.0f}..{interval[1]:{sign}.0f}"

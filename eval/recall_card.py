@@ -16,6 +16,7 @@ from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.eval.quality import run_quality
 from hypic.eval.recall import PROBES
+from hypic.eval.settings import QualityConfig
 
 ARMS = ("full", "hypic", "transition", "addition")
 Scores = dict[str, Any]
@@ -26,7 +27,7 @@ def measure_arms(model: Path, count: int) -> Scores:
     engine = Engine(EngineConfig(model=model, threads=1))
     report: Scores = {}
     for documents in (8, 16):
-        sets = run_quality(engine, "recall", ARMS, count, documents, 0).results["sets"]
+        sets = run_quality(engine, QualityConfig("recall", count, documents), ARMS).results["sets"]
         report[str(documents)] = {arm: {probe: sets[probe][arm]["score"] for probe in PROBES} for arm in ARMS}
     return report
 

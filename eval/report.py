@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -76,7 +76,7 @@ class Report:
         """The machine-readable envelope."""
         return {
             "command": f"hypic {self.command}",
-            "commit": _commit(),
+            "commit": commit(),
             "device": _device(self.device),
             "model": "bundled recall model" if self.model == str(BUNDLED_MODEL) else self.model,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,24 +124,32 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator["Advance"]:
-    """A progress bar on stderr while the block runs; call what it yields once per unit of work."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        yield Advance(bar, title, total)
+def progress(title: str, total: int, done: int = 0) -> Iterator["Advance"]:
+    """A progress bar on stderr while the block runs; call what it yields once per unit of work. done: units that an
+    earlier run did. The time that is left is estimated from this run's pace."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield Advance(bar, title, total, done)
 
 
 class Advance:
     """Moves a progress bar on by one."""
 
-    def __init__(self, bar: Progress, title: str, total: int) -> None:
-        self._bar, self._task = bar, bar.add_task(title, total=total)
+    def __init__(self, bar: Progress, title: str, total: int, done: int) -> None:
+        self._bar, self._task = bar, bar.add_task(title, total=total, completed=done)
 
     def __call__(self, title: str | None = None) -> None:
         self._bar.update(self._task, advance=1, description=title)
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the checkout, with a + where files differ from it; the version of an installed package."""
     folder = Path(__file__).resolve().parent
     try:

@@ -130,7 +130,7 @@ def test_plan_of_a_request_file(capsys: pytest.CaptureFixture[str], tiny_checkpo
         (["eval", "quality", "--dataset", "/none.jsonl", "--model", "TINY"], "no data set"),
         (["eval", "parity", "--model", "/no/such/model"], "no model at"),
         (["plan", "--question", "q", "--dtype", "float8", "--model", "TINY"], "dtype must be auto"),
-        (["eval", "quality", "--limit", "0"], "--limit"),
+        (["eval", "quality", "--limit", "0"], "limit must be at least 1"),
         (["serve", "--pic", "hypik", "--model", "TINY"], "no arm 'hypik'"),
         (["bench", "ttft", "--arms", " , "], "at least one arm"),
         (["bench", "ttft", "--arms", "hypik", "--model", "TINY"], "no arm"),

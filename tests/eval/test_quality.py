@@ -1,5 +1,6 @@
 """Quality: the harness scores what it is given, runs every arm as the engine alone would, and sees a broken arm."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ from hypic.arms import ARMS, arm_named
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.errors import InvalidRequestError
-from hypic.eval.quality import answer_all, run_quality, score_arms
+from hypic.eval.answering import answer_all
+from hypic.eval.quality import run_quality
+from hypic.eval.quality_report import Result, score_arms
+from hypic.eval.settings import QualityConfig
 from hypic.eval.workloads import Question, question_sets
 from hypic.request import GenerationRequest, SamplingParams
 
@@ -18,12 +22,16 @@ def engine(tiny_checkpoint: Path) -> Engine:
     return Engine(EngineConfig(model=tiny_checkpoint, threads=1))
 
 
+def results(texts: list[str], agrees: bool = True, kl: float = 0.0, nll: float = 1.0) -> list[Result]:
+    return [Result(text, 100, 60, agrees, kl, nll, tokens=2) for text in texts]
+
+
 def test_scores_losses_and_changes() -> None:
     questions = [Question((), "?", (answer, "other"), max_tokens=1) for answer in ("red", "green", "blue", "grey")]
     answers = {
-        "full": ["Red.", "green", "the blue", "no"],
-        "hypic": ["red", "green", "no", "grey"],
-        "addition": ["x"] * 4,
+        "full": results(["Red.", "green", "the blue", "no"]),
+        "hypic": results(["red", "green", "no", "grey"]),
+        "addition": results(["x"] * 4, agrees=False, kl=0.5, nll=3.0),
     }
     scores = score_arms(questions, answers, seed=0)
     assert scores["full"] | {"score": 75.0, "n": 4, "lost_points": 0.0, "changed": 0} == scores["full"]
@@ -31,8 +39,24 @@ def test_scores_losses_and_changes() -> None:
     assert scores["hypic"]["changed"] == 3, "texts are compared as they are, also where the score is the same"
     low, high = scores["hypic"]["lost_interval"]
     assert low < 0 < high, "one question lost and one won: nothing can be said"
+    assert scores["hypic"]["verdict"] == "no difference shown"
     assert scores["addition"]["lost_points"] == 75.0
     assert scores["addition"]["lost_percent"] == 100.0
+    assert scores["addition"]["verdict"] == "loses"
+    assert scores["addition"]["cached_share"] == 0.6
+    apart = scores["addition"]["divergence"]
+    assert (apart["first_token_agreement"], apart["kl_nats"], apart["nll_gained_nats"]) == (0.0, 0.5, 2.0)
+    assert apart["verdict"] == "loses"
+
+
+def test_a_set_is_scored_by_its_own_metric() -> None:
+    text = "the cat sat on the mat"
+    short = score_arms([Question((), "?", ("cat mat",), 8, metric="f1")], {"full": results([text])}, seed=0)["full"]
+    assert short["score"] == short["f1"] == pytest.approx(100 * 2 * 2 / (4 + 2))
+    assert short["exact_match"] == 0.0
+    long = score_arms([Question((), "?", (text,), 8, metric="rouge_l")], {"full": results([text])}, seed=0)["full"]
+    assert long["score"] == long["rouge_l"] == pytest.approx(100.0)
+    assert "f1" not in long
 
 
 @pytest.mark.parametrize("name", ["full", "hypic"])
@@ -44,30 +68,59 @@ def test_batched_answers_are_those_of_single_requests(engine: Engine, name: str)
         sampling = SamplingParams(max_tokens=question.max_tokens)
         request = GenerationRequest(f"single-{number}", question.segments(engine.tokenizer), arm, sampling, "single")
         expected.append("".join(output.text for output in engine.generate(request)))
-    assert answer_all(engine, questions, arm) == expected
+    for cold in ((), [frozenset[int]()] * 3, [frozenset({1})] * 3):
+        engine.segments.clear()
+        found = answer_all(engine, questions, arm, cold)
+        assert [answer.text for answer in found] == expected
     assert engine.idle
 
 
 def test_report_has_every_set_and_arm(engine: Engine) -> None:
-    report = run_quality(engine, "recall", list(ARMS), limit=1, documents=2, seed=0)
+    report = run_quality(engine, QualityConfig(limit=1, documents=2), list(ARMS))
     assert set(report.results["sets"]) == {"plain", "overwritten", "border", "two_hop"}
     for scores in report.results["sets"].values():
         assert set(scores) == set(ARMS)
         assert all(0 <= score["score"] <= 100 and score["n"] == 1 for score in scores.values())
-    assert len(report.tables) == 5, "one of all sets, and one a set"
+        assert scores["full"]["divergence"]["kl_nats"] == 0.0
+        assert scores["prefix"]["divergence"]["kl_nats"] < 1e-6
+        assert scores["prefix"]["changed"] == 0, "prefix reuse is exact"
+        assert scores["hypic"]["divergence"]["kl_nats"] > 1e-6
+    assert len(report.tables) == 9, "one of all sets, and two a set"
     assert set(report.results["means"]) == set(ARMS)
 
 
-def test_full_is_always_run_and_prompts_that_are_too_long_are_counted(engine: Engine) -> None:
-    report = run_quality(engine, "hotpotqa", ["prefix"], limit=6, documents=5, seed=0)
-    scores = report.results["sets"]["hotpotqa"]
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """Four short questions over two documents, and one that is too long for the model."""
+    path = tmp_path / "rows.jsonl"
+    texts = [[f"Document {n}.{m} says this and that of it." for m in range(2)] for n in range(4)] + [["long " * 1000]]
+    records = [{"question": "Which?", "documents": found, "answers": ["that"]} for found in texts]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def test_cold_share_says_what_was_met_before(engine: Engine, rows: str) -> None:
+    shares = {}
+    for cold in (0.0, 0.5, 1.0):
+        report = run_quality(engine, QualityConfig(rows, limit=2, cold_share=cold), ["hypic"])
+        shares[cold] = report.results["sets"]["rows"]["hypic"]["cached_share"]
+    assert shares[0.0] > shares[0.5] > shares[1.0], shares
+    assert engine.idle
+
+
+def test_full_is_always_run_and_prompts_that_are_too_long_are_counted(engine: Engine, rows: str) -> None:
+    report = run_quality(engine, QualityConfig(rows, limit=5), ["prefix"])
+    scores = report.results["sets"]["rows"]
     assert list(scores) == ["full", "prefix"]
-    assert scores["full"]["n"] + report.results["too_long"]["hotpotqa"] == 6
-    assert report.results["too_long"]["hotpotqa"] > 0, "five paragraphs in bytes exceed 4096 tokens now and then"
+    assert scores["full"]["n"] == 4
+    assert report.results["too_long"]["rows"] == 1
 
 
 def test_faults_of_the_user_are_named(engine: Engine) -> None:
     with pytest.raises(InvalidRequestError, match="no arm 'hypik'"):
-        run_quality(engine, "recall", ["hypik"], limit=1, documents=2, seed=0)
+        run_quality(engine, QualityConfig(limit=1, documents=2), ["hypik"])
     with pytest.raises(InvalidRequestError, match="fits the model's"):
-        run_quality(engine, "hotpotqa", ["hypic"], limit=3, documents=10, seed=0)
+        run_quality(engine, QualityConfig("hotpotqa", limit=3), ["hypic"])
+    for wrong in ({"cold_share": 1.5}, {"limit": 0}, {"documents": -1}):
+        with pytest.raises(ValueError, match="must be"):
+            QualityConfig(**wrong)

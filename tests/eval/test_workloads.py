@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from hypic.errors import InvalidRequestError
+from hypic.eval.adapters import document
+from hypic.eval.corpora import HOTPOTQA, read_records
 from hypic.eval.recall import PROBES
-from hypic.eval.workloads import HOTPOTQA, document, long_documents, question_sets, read_documents, read_records
+from hypic.eval.workloads import long_documents, question_sets, questions_fingerprint, read_documents
 from hypic.segment import Document
 from hypic.tokenizer import PromptTokenizer, TextPart
 
@@ -26,6 +28,23 @@ def test_recall_gives_every_probe_the_same_again() -> None:
     assert tuple(sets) == PROBES
     assert all(len(found) == 3 and len(found[0].sections) == 4 for found in sets.values())
     assert sets == question_sets("recall", 3, 4, seed=5) != question_sets("recall", 3, 4, seed=6)
+
+
+def test_shuffled_documents_are_the_same_ones_and_only_where_order_does_not_matter() -> None:
+    plain, shuffled = (question_sets("recall", 3, 5, seed=1, shuffle=flag) for flag in (False, True))
+    assert tuple(shuffled) == ("plain", "two_hop"), "what the latest statement or a neighbour decides has an order"
+    for name, found in shuffled.items():
+        assert all(sorted(a.sections) == sorted(b.sections) for a, b in zip(found, plain[name], strict=True))
+        assert [q.sections for q in found] != [q.sections for q in plain[name]]
+    assert shuffled == question_sets("recall", 3, 5, seed=1, shuffle=True)
+
+
+def test_fingerprint_names_questions_documents_and_order() -> None:
+    found = question_sets("hotpotqa", 3, 4, seed=0)
+    assert questions_fingerprint(found) == questions_fingerprint(question_sets("hotpotqa", 3, 4, seed=0))
+    others = [question_sets("hotpotqa", 3, 4, seed=1), question_sets("hotpotqa", 3, 4, 0, shuffle=True)]
+    others += [question_sets("hotpotqa", 2, 4, seed=0), question_sets("hotpotqa", 3, 5, seed=0)]
+    assert len({questions_fingerprint(sets) for sets in (found, *others)}) == 5
 
 
 def test_fewer_documents_keep_the_supporting_ones() -> None:
