@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check audit setup clean
 
 demo: setup        ## a question answered from cached segments, on a local Ray cluster
 	$(BIN)/hypic demo
@@ -16,6 +16,11 @@ check: setup       ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit: setup       ## known weaknesses of the pinned dependencies; needs a network, and fails without one
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet 'pip-audit>=2.10'
+	$(VENV)-audit/bin/pip-audit --strict --no-deps --requirement constraints.txt
+
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -27,4 +32,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-audit

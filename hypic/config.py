@@ -71,16 +71,47 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The HTTP side. pic: the arm of requests that name none, or "auto" to measure the arms on this checkpoint at the
-    start and take the one nearest to a full recompute. pic_tolerance: how far that may be, in nats of the next-token
-    distribution; beyond it only exact prefixes are reused.
+    """The HTTP side. host: 127.0.0.1 is heard on this machine alone. pic: the arm of requests that name none, or "auto"
+    to measure the arms on this checkpoint at the start and take the one nearest to a full recompute. pic_tolerance: how
+    far that may be, in nats of the next-token distribution; beyond it only exact prefixes are reused. api_keys: a TOML
+    file of SHA-256 hashes of keys and their tenants; without one nobody is asked for a key. max_body_bytes: of one
+    request. max_open_body_bytes: of all requests that are open, beyond which new ones have to wait. max_documents,
+    max_document_bytes, max_segments: of one request. max_prompt_tokens: 0 for what the model reads. max_prompts,
+    max_choices: prompts of one completion request, answers to one prompt. max_stop_strings, max_top_logprobs: of one
+    request. body_seconds: how long a client may take to send its body. token_cache_bytes: token ids of documents that
+    were sent before.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     pic: str = "hypic"
     pic_tolerance: float = 0.1
+    api_keys: Path | None = None
+    max_body_bytes: int = 32 * 1024**2
+    max_open_body_bytes: int = 256 * 1024**2
+    max_documents: int = 1024
+    max_document_bytes: int = 8 * 1024**2
+    max_segments: int = 4096
+    max_prompt_tokens: int = 0
+    max_prompts: int = 32
+    max_choices: int = 16
+    max_stop_strings: int = 16
+    max_top_logprobs: int = 20
+    body_seconds: float = 30.0
+    token_cache_bytes: int = 64 * 1024**2
 
     def __post_init__(self) -> None:
         if self.pic_tolerance < 0:
             raise ValueError(f"pic_tolerance must not be negative, found {self.pic_tolerance}")
+        for name in ("max_prompt_tokens", "max_documents", "max_stop_strings", "max_top_logprobs", "token_cache_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")
+        for name in ("max_body_bytes", "max_document_bytes", "max_segments", "max_prompts", "max_choices"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if self.max_open_body_bytes < self.max_body_bytes:
+            raise ValueError(
+                "max_open_body_bytes must not be below max_body_bytes: the largest body could never come in"
+            )
+        if self.body_seconds <= 0:
+            raise ValueError(f"body_seconds must be above 0, found {self.body_seconds}")

@@ -46,6 +46,13 @@ class GenerationError(HypicError):
     code = "generation_failed"
 
 
+class DeadlineError(HypicError):
+    """The request was not done by the time that it gave itself; what it yielded before stays right."""
+
+    status = 408
+    code = "deadline_exceeded"
+
+
 class UnavailableError(HypicError):
     """The service cannot take the request now; the same request may succeed later."""
 

@@ -1,44 +1,85 @@
 """Chats, documents and marked text to segments. Boundaries come from structure, never from searching user text."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hypic.errors import InvalidRequestError
-from hypic.segment import Document, Message, Segment
+from hypic.segment import Document, Message, Segment, TokenIds
 from hypic.tokenizer import PromptTokenizer, TextPart
 
 SEPARATOR = "<<PIC_SEP>>"
 """The published mark between segments of a raw prompt. It never becomes tokens; inside `documents` it is plain text."""
 
 
+Encode = Callable[[list[TextPart]], TokenIds]
+"""Token ids of one section: `PromptTokenizer.encode`, or something that refuses what is too long on the way."""
+
+
 def chat_segments(
-    tokenizer: PromptTokenizer, messages: Sequence[Message], documents: Sequence[Document] = ()
+    tokenizer: PromptTokenizer,
+    messages: Sequence[Message],
+    documents: Sequence[Document] = (),
+    encode: Encode | None = None,
 ) -> tuple[Segment, ...]:
     """Segments of a chat: what precedes the documents, each document, and the question with the template's end.
 
-    Documents stand in the last user message, before its text; so do its parts but the last. Raises
-    InvalidRequestError where the template cannot render the messages or there is no user message to answer.
+    Documents stand in the last user message, before its text; so do its parts but the last, unless the client marked
+    where sections end (`Message.ends`), which it may in any message. Raises InvalidRequestError where the template
+    cannot render the messages or there is no user message to answer.
     """
     if not messages:
         raise InvalidRequestError("messages is empty: send at least one user message")
     target = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if target is None:
         raise InvalidRequestError("messages holds no user message to answer")
-    before, after = _render(tokenizer, messages, target)
-    *context, question = messages[target].parts
-    segments = [Segment("leading", tokenizer.encode(before), "template and history")]
-    for number, document in enumerate(documents):
-        label = document.id or document.title or f"document {number + 1}"
-        segments.append(Segment("document", tokenizer.encode([TextPart(document.section)]), label))
-    for number, part in enumerate(context):
-        segments.append(Segment("document", tokenizer.encode([TextPart(part)]), f"part {number + 1}"))
-    ending = tokenizer.encode([TextPart(question), *after])
-    return (*(s for s in segments if len(s)), Segment("question", ending, "question"))
+    *heads, tail = _render(tokenizer, messages)
+    chat = _Chat(encode or tokenizer.encode)
+    for number, (head, message) in enumerate(zip(heads, messages, strict=True)):
+        chat.between.append(TextPart(head, template=True))
+        if number == target:
+            chat.close("template and history")
+            for count, document in enumerate(documents):
+                label = document.id or document.title or f"document {count + 1}"
+                chat.add(document.section, label)
+        for text, reusable in message.runs(last=number == target):
+            if reusable:
+                chat.close("template and history")
+                chat.add(text, f"part {chat.parts + 1}")
+                chat.parts += 1
+            else:
+                chat.between.append(TextPart(text))
+    return chat.ended(TextPart(tail, template=True))
 
 
-def marked_segments(tokenizer: PromptTokenizer, text: str) -> tuple[Segment, ...]:
+class _Chat:
+    """Segments so far, and what stands behind the last of them that is not reusable by itself."""
+
+    def __init__(self, encode: Encode) -> None:
+        self.segments: list[Segment] = []
+        self.between: list[TextPart] = []
+        self.parts = 0
+        self._encode = encode
+
+    def add(self, text: str, label: str) -> None:
+        """A section that is reusable by itself."""
+        ids = self._encode([TextPart(text)])
+        if len(ids):
+            self.segments.append(Segment("document", ids, label))
+
+    def close(self, label: str) -> None:
+        """A section of what stands between."""
+        parts, self.between = [part for part in self.between if part.text], []
+        ids = self._encode(parts) if parts else ()
+        if len(ids):
+            self.segments.append(Segment("document" if self.segments else "leading", np.asarray(ids), label))
+
+    def ended(self, tail: TextPart) -> tuple[Segment, ...]:
+        return (*self.segments, Segment("question", self._encode([*self.between, tail]), "question"))
+
+
+def marked_segments(tokenizer: PromptTokenizer, text: str, encode: Encode | None = None) -> tuple[Segment, ...]:
     """Segments of a raw prompt with `<<PIC_SEP>>` between them.
 
     The first and last sections are the client's own template and may hold special tokens; those between are
@@ -46,8 +87,9 @@ def marked_segments(tokenizer: PromptTokenizer, text: str) -> tuple[Segment, ...
     """
     sections = text.split(SEPARATOR)
     bos = np.asarray(tokenizer.bos_ids, dtype=np.int32)
+    encode = encode or tokenizer.encode
     ids = [
-        tokenizer.encode([TextPart(section, template=number in (0, len(sections) - 1))])
+        encode([TextPart(section, template=number in (0, len(sections) - 1))])
         for number, section in enumerate(sections)
     ]
     if len(bos) and list(ids[0][: len(bos)]) != tokenizer.bos_ids:
@@ -67,10 +109,13 @@ def section_segments(
     return chat_segments(tokenizer, [*messages, Message("user", (*sections, question))])
 
 
-def _render(
-    tokenizer: PromptTokenizer, messages: Sequence[Message], target: int
-) -> tuple[list[TextPart], list[TextPart]]:
-    """The template around the message `target`: parts before its content, and parts after it.
+def token_segments(token_ids: Sequence[int]) -> tuple[Segment, ...]:
+    """A raw prompt that is tokens already: one section, since nothing says where others would begin."""
+    return (Segment("question", np.asarray(token_ids, dtype=np.int32), "prompt"),)
+
+
+def _render(tokenizer: PromptTokenizer, messages: Sequence[Message]) -> list[str]:
+    """The template around the messages' contents: what stands before each, and behind the last.
 
     Contents are rendered as random marks and put back afterwards, so nothing in them can be taken for template.
     """
@@ -80,17 +125,12 @@ def _render(
         text: str = tokenizer.hf.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates raise whatever their authors wrote
         raise InvalidRequestError(f"the model's chat template cannot render these messages: {error}") from error
-    parts: list[TextPart] = []
-    before: list[TextPart] = []
+    parts: list[str] = []
     for number, (message, mark) in enumerate(zip(messages, marks, strict=True)):
         head, found, text = text.partition(mark)
         if not found:
             raise InvalidRequestError(
                 f"the model's chat template dropped or reordered the content of message {number} ({message.role})"
             )
-        parts.append(TextPart(head, template=True))
-        if number == target:
-            before, parts = parts, []
-        else:
-            parts.append(TextPart("".join(message.parts)))
-    return before, [*parts, TextPart(text, template=True)]
+        parts.append(head)
+    return [*parts, text]

@@ -120,11 +120,26 @@ class Document:
 
 @dataclass(frozen=True)
 class Message:
-    """A chat message: its role, and its content as one text or as parts that each become a section."""
+    """A chat message: its role, and its content as one text or as parts.
+
+    ends: which parts end a reusable section, each of which begins behind the one before. None where the client marked
+    none: then each part of the last user message but its last is a section.
+    """
 
     role: str
     content: str | tuple[str, ...]
+    ends: frozenset[int] | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
         return (self.content,) if isinstance(self.content, str) else self.content
+
+    def runs(self, last: bool) -> list[tuple[str, bool]]:
+        """The content in order, cut where sections end: each text, and whether it is reusable by itself. last: of the
+        message to answer."""
+        ends = self.ends if self.ends is not None else frozenset(range(len(self.parts) - 1 if last else 0))
+        runs, begin = [], 0
+        for end in sorted(ends):
+            runs.append(("".join(self.parts[begin : end + 1]), True))
+            begin = end + 1
+        return [*runs, ("".join(self.parts[begin:]), False)]

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,13 @@ from tokenizers.decoders import DecodeStream
 
 from hypic.errors import CheckpointError
 from hypic.segment import TokenIds
+
+PIECE_CHARS = 65_536
+"""Longer user text is encoded in pieces of about so many characters, since encoding takes some 220 bytes a token. It is
+cut before a word where there is one, so that hardly any text has other tokens for it, and always in the same places."""
+
+_WORD_START = re.compile(r"(?<=\w) (?=\w)")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class PromptTokenizer:
         self._special: Tokenizer = tokenizer.backend_tokenizer
         record = json.loads(self._special.to_str())
         self._added = {token["content"]: token["id"] for token in record.get("added_tokens") or []}
+        self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(record.get("decoder")) else None
         record["added_tokens"], record["post_processor"] = [], None
         self._plain = Tokenizer.from_str(json.dumps(record))
         template = str(getattr(tokenizer, "chat_template", None) or "")
@@ -53,12 +64,34 @@ class PromptTokenizer:
 
     def encode(self, parts: list[TextPart]) -> TokenIds:
         """Token ids of one section. Parts are encoded together where nothing a user wrote looks special."""
+        return np.asarray(list(chain.from_iterable(self.encode_pieces(parts))), dtype=np.int32)
+
+    def encode_pieces(self, parts: list[TextPart]) -> Iterator[list[int]]:
+        """As `encode`, a piece of a long text at a time, for callers that may have enough before its end."""
         user_text = "\n".join(part.text for part in parts if not part.template)
-        if any(part.template for part in parts) and not any(token in user_text for token in self._added):
-            ids = _ids(self._special, "".join(part.text for part in parts))
-        else:
-            ids = [token for part in parts for token in self._encode_part(part)]
-        return np.asarray(ids, dtype=np.int32)
+        if (
+            any(part.template for part in parts)
+            and len(user_text) <= PIECE_CHARS
+            and not self._looks_special(user_text)
+        ):
+            yield _ids(self._special, "".join(part.text for part in parts))
+            return
+        for part in parts:
+            for piece in [part.text] if part.template else _pieces(part.text):
+                yield self._encode_part(TextPart(piece, part.template))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for in UTF-8; it may be part of a character. Empty for an id without a token."""
+        spelled = self._special.id_to_token(token_id)
+        if spelled is None:
+            return b""
+        if spelled not in self._added:
+            if self._bytes is not None and all(char in self._bytes for char in spelled):
+                return bytes(self._bytes[char] for char in spelled)
+            if found := _BYTE_TOKEN.fullmatch(spelled):
+                return bytes.fromhex(found[1])
+            spelled = spelled.replace("\u2581", " ")
+        return spelled.encode()
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, special ones left out."""
@@ -73,6 +106,9 @@ class PromptTokenizer:
         """What the tokenizer puts in front of a raw prompt, once: a BOS token or nothing."""
         ids: list[int] = self.hf("", add_special_tokens=True)["input_ids"]
         return [token for token in ids if token not in self.eos_ids]
+
+    def _looks_special(self, text: str) -> bool:
+        return any(token in text for token in self._added)
 
     def _encode_part(self, part: TextPart) -> list[int]:
         if part.template:
@@ -99,6 +135,26 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """As a batch of one: unlike `encode` that lets other threads run, and leaves out offsets that nobody asks for."""
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces of at most PIECE_CHARS, cut in front of the last space between two words where there is one."""
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        end = start + PIECE_CHARS
+        words = [found.start() for found in _WORD_START.finditer(text, end - 1024, end)]
+        end = words[-1] if words else end
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary spells: printable ones themselves, the rest in order from
+    U+0100 (as GPT-2's vocabulary began it)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:

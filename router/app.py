@@ -1,6 +1,7 @@
 """The HTTP server on Ray Serve: one ingress replica in front of the workers, and the life of `hypic serve`."""
 
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -16,11 +17,12 @@ from rich.console import Console
 
 from hypic.config import ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError
-from hypic.router.api import Service, build_api
-from hypic.router.chat import ServedModel, default_sampling
+from hypic.router.api import build_api
 from hypic.router.cluster import RayWorkers
 from hypic.router.dispatcher import Dispatcher
+from hypic.router.keys import ApiKeys
 from hypic.router.placement import Policy
+from hypic.router.service import ServedModel, Service, default_sampling
 from hypic.tokenizer import PromptTokenizer
 from hypic.workers.spawn import WorkerNames, connect
 
@@ -88,6 +90,10 @@ def serve_forever(engine: EngineConfig, cluster: ClusterConfig, server: ServerCo
     console, began = Console(stderr=True), time.perf_counter()
     if not cluster.address:
         check_port(server)
+    if server.api_keys is not None:
+        ApiKeys.load(server.api_keys)  # what is wrong with them is told before anything starts
+    elif exposed(server.host):
+        console.print(_warning(server.host), soft_wrap=True)
 
     def progress(text: str) -> None:
         console.print(f"[dim]{time.perf_counter() - began:5.1f} s[/dim]  {text}", highlight=False)
@@ -114,6 +120,8 @@ def _application(
 ) -> serve.Application:
     """The ingress: one replica, restarted by Serve if it dies, which then finds the workers by their names."""
 
+    keys = None if server.api_keys is None else ApiKeys.load(server.api_keys)
+
     def build() -> FastAPI:
         scatter, combine = connect(names)
         tokenizer = PromptTokenizer.load(engine.model)
@@ -124,7 +132,7 @@ def _application(
                 model_id(engine), tokenizer, max_tokens, server.pic, created, *default_sampling(engine.model)
             )
 
-        return build_api(Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load))
+        return build_api(Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load, server, keys))
 
     ingress: Any = serve.deployment(
         serve.ingress(build)(),
@@ -149,6 +157,21 @@ def check_port(server: ServerConfig) -> None:
             raise HypicError(
                 f"cannot listen on {server.host}:{server.port}: {error.strerror}; choose another --port"
             ) from error
+
+
+def exposed(host: str) -> bool:
+    """Whether others than this machine can reach a server that listens there."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _warning(host: str) -> str:
+    return (
+        f"[bold red]Listening on {host} without API keys:[/bold red] whoever reaches this machine can use the server, "
+        "and shares its cache with everybody else. Give it --api-keys FILE, or put a gateway in front of it."
+    )
 
 
 def _banner(url: str, model: str) -> str:

@@ -139,6 +139,14 @@ class Dispatcher:
         """What would be done for a request now, where it would run."""
         return await self._choose(request).port.plan(request)
 
+    @property
+    def combine_ports(self) -> list[CombinePort]:
+        """The combine workers that are there, for what concerns all of them. Raises UnavailableError without any."""
+        ports = [worker.port for worker in self._combine if worker.alive]
+        if not ports:
+            raise UnavailableError("no combine worker is there; it is started again, try again soon", 5)
+        return ports
+
     async def stats(self) -> list[WorkerStats]:
         """Of every worker that answers."""
         ports: list[CombinePort | ScatterPort] = [worker.port for worker in self._combine]

@@ -8,17 +8,19 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from hypic.cache.entry import SegmentEntry
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
+from hypic.engine.engine import Engine
+from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import GenerationError, InvalidRequestError
 from hypic.plan import Plan
 from hypic.protocol import ProtocolError, decode_entry
 from hypic.request import GenerationRequest, TokenOutput
 from hypic.segment import TokenIds
-from hypic.workers.engine_loop import EngineLoop, store_stats
+from hypic.workers.engine_loop import EngineLoop, ResultT, store_stats
 from hypic.workers.ports import BuiltSegment, Delivery, Opened, Tokens, WorkerInfo, WorkerStats
 
 ANNOUNCE_SECONDS = 5.0
@@ -122,6 +124,26 @@ class CombineWorker:
         """What would be done for a request now."""
         return await asyncio.wrap_future(self._engine.call(lambda engine: engine.plan(request)))
 
+    async def segments(self, salt: str, after: bytes, limit: int) -> list[StoredSegment]:
+        """See `CombinePort.segments`."""
+        return await self._ask(lambda engine: engine.inventory.page(salt, after, limit))
+
+    async def delete(self, salt: str, key: bytes) -> Deletion:
+        """See `CombinePort.delete`."""
+        return await self._ask(lambda engine: engine.inventory.delete(salt, key))
+
+    async def flush(self) -> int:
+        """See `CombinePort.flush`."""
+        return await self._ask(lambda engine: engine.flush())
+
+    async def open_session(self, session_id: str, salt: str) -> None:
+        """See `CombinePort.open_session`."""
+        await self._ask(lambda engine: engine.open_session(session_id, salt))
+
+    async def close_session(self, session_id: str, salt: str) -> bool:
+        """See `CombinePort.close_session`."""
+        return await self._ask(lambda engine: engine.close_session(session_id, salt))
+
     async def stats(self) -> WorkerStats:
         segments, prefixes = await asyncio.wrap_future(self._engine.call(store_stats))
         return WorkerStats(
@@ -140,6 +162,9 @@ class CombineWorker:
     def stop(self) -> None:
         """End the engine's thread."""
         self._engine.stop()
+
+    async def _ask(self, work: Callable[[Engine], ResultT]) -> ResultT:
+        return await asyncio.wrap_future(self._engine.call(work))
 
     def _expect(self, tasks: tuple[BuildTask, ...]) -> None:
         """Remember what was promised to a router, and do it here if it says nothing in time."""

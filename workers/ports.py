@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hypic.engine.composer import BuildTask
+from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import UnavailableError
 from hypic.plan import Plan
 from hypic.protocol import EntryPayload
@@ -153,6 +154,24 @@ class CombinePort(Protocol):
         ...
 
     async def plan(self, request: GenerationRequest) -> Plan: ...
+
+    async def segments(self, salt: str, after: bytes, limit: int) -> list[StoredSegment]:
+        """A page of a tenant's cached segments, in order of their keys."""
+        ...
+
+    async def delete(self, salt: str, key: bytes) -> Deletion:
+        """Drop one of a tenant's cached segments."""
+        ...
+
+    async def flush(self) -> int:
+        """Drop everything cached that nothing running holds; returns how many segments went."""
+        ...
+
+    async def open_session(self, session_id: str, salt: str) -> None: ...
+
+    async def close_session(self, session_id: str, salt: str) -> bool:
+        """False where it was not open."""
+        ...
 
     async def hello(self) -> WorkerInfo: ...
 

@@ -16,6 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hypic.config import ClusterConfig, EngineConfig
 from hypic.engine.composer import BuildTask
+from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
 from hypic.request import GenerationRequest
@@ -94,6 +95,22 @@ class RayCombine:
 
     async def plan(self, request: GenerationRequest) -> Plan:
         return await _answer(self.name, self.actor.plan.remote(request))  # type: ignore[no-any-return]
+
+    async def segments(self, salt: str, after: bytes, limit: int) -> list[StoredSegment]:
+        answer = self.actor.segments.remote(salt, after, limit)
+        return await _answer(self.name, answer)  # type: ignore[no-any-return]
+
+    async def delete(self, salt: str, key: bytes) -> Deletion:
+        return await _answer(self.name, self.actor.delete.remote(salt, key))  # type: ignore[no-any-return]
+
+    async def flush(self) -> int:
+        return await _answer(self.name, self.actor.flush.remote())  # type: ignore[no-any-return]
+
+    async def open_session(self, session_id: str, salt: str) -> None:
+        await _answer(self.name, self.actor.open_session.remote(session_id, salt))
+
+    async def close_session(self, session_id: str, salt: str) -> bool:
+        return await _answer(self.name, self.actor.close_session.remote(session_id, salt))  # type: ignore[no-any-return]
 
     async def hello(self) -> WorkerInfo:
         return await _answer(self.name, self.actor.hello.remote())  # type: ignore[no-any-return]

@@ -188,6 +188,19 @@ class Store(Generic[EntryT]):
                 count += 1
         return count
 
+    def find(self, key: bytes) -> StoreCell | None:
+        """The cell of a key, without a use or a lease."""
+        return self._cells.get(key)
+
+    def drop(self, key: bytes) -> bool:
+        """Drop an entry in all tiers; False while somebody holds it."""
+        cell = self._cells[key]
+        if cell.leases:
+            return False
+        self.memory.forget(cell)
+        self.lost(cell, "evicted")
+        return True
+
     def clear(self) -> int:
         """Drop everything that is not leased, in all tiers; returns how many entries went."""
         before = len(self._cells)

@@ -21,6 +21,7 @@ from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
 from hypic.engine.generation import Choice, Generation
+from hypic.engine.inventory import Inventory
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.models.fingerprint import model_fingerprint
@@ -75,6 +76,7 @@ class Engine:
         self.prefixes = PrefixCache(self._memories[1], prefill_seconds)
         self.segments.restore()
         self.prefixes.tree.restore()
+        self.inventory = Inventory(self.segments)
         self.scheduling: SchedulingPolicy = CachedShareFirst()
         self.composer = Composer(self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens)
         self._pending: dict[bytes, _Pending] = {}
@@ -122,6 +124,7 @@ class Engine:
         if request.session_id:
             name = _session(request.session_id, request.salt)
             reservation.tickets = tuple(memory.sessions.ticket(name) for memory in self._memories)
+        self.inventory.note(request.salt, reservation.rows)
         self._waiting[request.request_id] = reservation
         new: list[BuildTask] = []
         for index, key in reservation.missing.items():
@@ -214,6 +217,11 @@ class Engine:
         finally:
             self.abort(request.request_id)
             self._publish()
+
+    def flush(self) -> int:
+        """Drop everything cached that nothing running holds, in all tiers; returns how many segments went."""
+        self.prefixes.clear()
+        return self.segments.clear()
 
     def warm(self, segments: list[Segment], arm: str = "hypic", salt: str = "") -> list[BuildTask]:
         """Tasks for documents that have no entry yet, so that they can be built before anybody asks."""

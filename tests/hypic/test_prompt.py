@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hypic.errors import InvalidRequestError
-from hypic.prompt import SEPARATOR, chat_segments, marked_segments, section_segments
+from hypic.prompt import SEPARATOR, chat_segments, marked_segments, section_segments, token_segments
 from hypic.segment import Document, Message
 from hypic.tokenizer import PromptTokenizer
 
@@ -102,3 +102,39 @@ def test_marked_text_without_separator_is_one_question(tokenizer: PromptTokenize
 def test_marked_text_must_end_with_something(tokenizer: PromptTokenizer, text: str) -> None:
     with pytest.raises(InvalidRequestError, match="end the prompt with a question"):
         marked_segments(tokenizer, text)
+
+
+def test_marks_end_sections_in_any_message(tokenizer: PromptTokenizer) -> None:
+    """What stands between marked sections is a section of its own, so a section is the same wherever it stands."""
+    system = Message("system", ("rules ", "one", "tail"), frozenset({1}))
+    user = Message("user", ("doc A", "doc B", "why?"), frozenset({0, 1}))
+    segments = chat_segments(tokenizer, [system, user])
+    assert [segment.kind for segment in segments] == [
+        "leading",
+        "document",
+        "document",
+        "document",
+        "document",
+        "question",
+    ]
+    found = texts(tokenizer, segments)
+    assert found[1] == "rules one"
+    assert found[2] == "tail<|im_end|>\n<|im_start|>user\n"
+    assert found[3:5] == ["doc A", "doc B"]
+    whole = [{"role": "system", "content": "rules onetail"}, {"role": "user", "content": "doc Adoc Bwhy?"}]
+    assert "".join(found) == tokenizer.hf.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_mark_on_the_last_part_leaves_the_template_to_answer(tokenizer: PromptTokenizer) -> None:
+    segments = chat_segments(tokenizer, [Message("user", ("all of it",), frozenset({0}))])
+    assert texts(tokenizer, segments)[1:] == ["all of it", "<|im_end|>\n<|im_start|>assistant\n"]
+
+
+def test_parts_without_marks_in_earlier_messages_are_history(tokenizer: PromptTokenizer) -> None:
+    messages = [Message("user", ("a", "b")), Message("assistant", "c"), Message("user", "d")]
+    assert [segment.kind for segment in chat_segments(tokenizer, messages)] == ["leading", "question"]
+
+
+def test_tokens_are_one_section() -> None:
+    (segment,) = token_segments([1, 2, 3])
+    assert (segment.kind, segment.token_ids.tolist()) == ("question", [1, 2, 3])
