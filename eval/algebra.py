@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypic.kernels.chunk_scan.naive import Pair
 from hypic.kernels.compose.naive import compose, merge
 from hypic.kernels.runs import Runs
 from hypic.linear.family import LinearFamily, LinearInputs
@@ -21,6 +20,9 @@ from hypic.linear.family import families as all_families
 
 Progress = Callable[[str, int, int], None]
 """Called with a family's name, the splits of it that are done, and the splits in all."""
+
+_Pair = tuple[Tensor, Tensor]
+"""A segment's transition, every head of it, and its state."""
 
 MAX_SEGMENTS = 64
 
@@ -134,14 +136,14 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-def _build(family: LinearFamily, inputs: LinearInputs, runs: Runs) -> list[Pair]:
+def _build(family: LinearFamily, inputs: LinearInputs, runs: Runs) -> list[_Pair]:
     """The float32 pair of every segment, built from a zero state."""
     shape = (runs.num_runs, inputs.v.shape[1], inputs.k.shape[2], inputs.v.shape[2])
     built = family.scan(inputs, runs, torch.zeros(shape), want_transition=range(runs.num_runs))
     return [(built.transitions[run], built.final_states[run]) for run in range(runs.num_runs)]
 
 
-def _entering(pairs: list[Pair]) -> list[Tensor]:
+def _entering(pairs: list[_Pair]) -> list[Tensor]:
     """The composed state before each segment."""
     states = [torch.zeros_like(pairs[0][1])]
     for transition, state in pairs[:-1]:
@@ -149,7 +151,7 @@ def _entering(pairs: list[Pair]) -> list[Tensor]:
     return states
 
 
-def _merge_tree(pairs: list[Pair]) -> Pair:
+def _merge_tree(pairs: list[_Pair]) -> _Pair:
     if len(pairs) == 1:
         return pairs[0]
     middle = len(pairs) // 2

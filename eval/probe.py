@@ -64,7 +64,7 @@ def combine(engine: Engine, request: GenerationRequest, composer: Composer | Non
 def computing_composer(engine: Engine) -> Composer:
     """A composer for which every segment is too short to be reused: what it runs is a full recompute."""
     longest = engine.max_tokens + 1
-    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, longest)
+    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, longest, engine.formats.lossless)
 
 
 def _build_missing(engine: Engine, composer: Composer, reservation: Reservation) -> None:

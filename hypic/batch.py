@@ -6,8 +6,9 @@ the combine pass; `DecodeBatch` one token for each of many sequences. Models see
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
@@ -69,6 +70,27 @@ class _Run:
     before: tuple[Reused, ...]
 
 
+@dataclass(frozen=True)
+class _Pairs(Sequenced[Pair]):
+    """The pairs of the pieces before a run, in one layer. Each is made when the scan comes to it, so that one is there
+    at a time and not one of each piece."""
+
+    layer: int
+    pieces: tuple[Reused, ...]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> Pair: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequenced[Pair]: ...
+    def __getitem__(self, index: int | slice) -> Pair | Sequenced[Pair]:
+        if isinstance(index, slice):
+            return _Pairs(self.layer, self.pieces[index])
+        return self.pieces[index].operators.pair(self.layer)
+
+
 class PrefillBatch:
     """Whole sequences of pieces, packed. After the pass, each sequence's cache holds its new states and KV."""
 
@@ -110,11 +132,7 @@ class PrefillBatch:
         return output
 
     def recur(self, layer: int, family: LinearFamily, inputs: LinearInputs) -> Tensor:
-        pairs: dict[int, list[Pair]] = {
-            number: [(piece.transitions[layer], piece.states[layer]) for piece in run.before]
-            for number, run in enumerate(self._flat)
-            if run.before
-        }
+        pairs = {number: _Pairs(layer, run.before) for number, run in enumerate(self._flat) if run.before}
         result = family.scan(
             inputs,
             self.runs,

@@ -15,6 +15,9 @@ class EngineConfig:
     store (fsspec) below that, which outlives the process, "" for none. disk_cache_bytes: its budget, for each of the
     two. cache_write: "back" writes down what has to leave the tier above, "through" everything at once. cache_policy:
     what goes first, "lru" or "cost", which weighs the seconds to recompute something by its bytes and its uses.
+    transition_tolerance: how far the transition operators of cached segments may be off, in spectral norm: each head
+    takes the smallest format within it, 0 keeps float32. state_format: of the states of cached segments, fp32, bf16 or
+    int8.
     min_segment_tokens: shorter documents are simply computed. max_running: requests decoded together.
     max_build_tokens: cold segments are prefilled in packed batches of about this size. threads: of torch, 0 leaves its
     default.
@@ -30,6 +33,8 @@ class EngineConfig:
     disk_cache_bytes: int = 16 * 1024**3
     cache_write: str = "back"
     cache_policy: str = "cost"
+    transition_tolerance: float = 1e-3
+    state_format: str = "int8"
     min_segment_tokens: int = 24
     max_running: int = 16
     max_build_tokens: int = 8192
@@ -42,6 +47,10 @@ class EngineConfig:
             raise ValueError(f"cache_write must be back or through, found {self.cache_write!r}")
         if self.cache_policy not in ("lru", "cost"):
             raise ValueError(f"cache_policy must be lru or cost, found {self.cache_policy!r}")
+        if self.transition_tolerance and not 1e-9 <= self.transition_tolerance < 1:
+            raise ValueError(f"transition_tolerance must be 0, or from 1e-9 to 1, found {self.transition_tolerance}")
+        if self.state_format not in ("fp32", "bf16", "int8"):
+            raise ValueError(f"state_format must be fp32, bf16 or int8, found {self.state_format!r}")
         for name in ("segment_cache_bytes", "prefix_cache_bytes", "host_cache_bytes", "disk_cache_bytes", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")

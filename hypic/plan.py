@@ -7,11 +7,11 @@ Source = Literal["prefix", "segment", "build", "active"]
 """prefix: exact or composed memory of a prefix. segment: a cached entry. build: prefilled alone now, then used as an
 entry. active: computed in the combine pass."""
 
-Reason = Literal["", "question", "too_short", "cold", "evicted", "arm", "in_flight", "repeated"]
+Reason = Literal["", "question", "leading", "too_short", "cold", "evicted", "arm", "in_flight", "repeated"]
 """Why a segment is not simply reused: the last section is always computed (question); too short to be worth an entry
-(too_short); never met, or no longer known (cold); met before and evicted (evicted); the arm does not reuse segments
-(arm); being built for another request, whose result is awaited (in_flight); built for an earlier place in the same
-prompt (repeated)."""
+(too_short); the opening text, which is kept exactly, as a prefix, where entries are stored with loss (leading); never
+met, or no longer known (cold); met before and evicted (evicted); the arm does not reuse segments (arm); being built for
+another request, whose result is awaited (in_flight); built for an earlier place in the same prompt (repeated)."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ Which process sends what to whom is left to hypic.workers.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -17,14 +16,17 @@ from torch import Tensor
 
 from hypic.cache.entry import SegmentEntry
 from hypic.errors import HypicError
+from hypic.linear.operators import Operators
 from hypic.segment import SCHEMA as KEY_SCHEMA
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the header and of the order of the buffers."""
 
 Buffer = npt.NDArray[np.uint8]
 
-_TENSORS = ("transitions", "states", "conv_tails", "keys", "values")
+_OTHERS = ("conv_tails", "keys", "values")
+"""Names of the tensors that end an entry; before them come those of its operators, which depend on the formats."""
+
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -86,7 +88,8 @@ class EntryHeader:
         numbers = [self.tokens, self.seam_tokens, *(n for _, _, shape in self.tensors for n in shape)]
         faults = {
             "its key is not 32 bytes": not isinstance(self.key, bytes) or len(self.key) != 32,
-            f"its tensors are not {_TENSORS}": tuple(name for name, _, _ in self.tensors) != _TENSORS,
+            f"its tensors do not end with {_OTHERS}": tuple(name for name, _, _ in self.tensors)[-3:] != _OTHERS,
+            "two tensors have one name": len({name for name, _, _ in self.tensors}) != len(self.tensors),
             f"a dtype is none of {sorted(_DTYPES)}": any(dtype not in _DTYPES for _, dtype, _ in self.tensors),
             "a count or a shape is not a number of things": any(type(n) is not int or n < 0 for n in numbers),
         }
@@ -120,11 +123,11 @@ def encode_entry(entry: SegmentEntry) -> EntryPayload:
         tokens=len(entry.token_ids),
         seam_tokens=entry.seam_tokens,
         tensors=tuple(
-            (name, str(tensors[name].dtype).removeprefix("torch."), tuple(tensors[name].shape)) for name in _TENSORS
+            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors.items()
         ),
     )
     token_ids = np.ascontiguousarray(entry.token_ids, dtype="<i4").view(np.uint8).reshape(-1)
-    return EntryPayload(header.pack(), (*(_bytes_of(tensors[name]) for name in _TENSORS), token_ids))
+    return EntryPayload(header.pack(), (*map(_bytes_of, tensors.values()), token_ids))
 
 
 def decode_entry(payload: EntryPayload, device: str | torch.device = "cpu") -> SegmentEntry:
@@ -137,12 +140,17 @@ def decode_entry(payload: EntryPayload, device: str | torch.device = "cpu") -> S
     found = tuple(buffer.nbytes for buffer in payload.buffers)
     if found != header.buffer_bytes or any(buffer.dtype != np.uint8 for buffer in payload.buffers):
         raise ProtocolError(f"buffers of {found} bytes arrived, the header promises {header.buffer_bytes}: cut short?")
-    tensors: dict[str, Any] = {
+    tensors = {
         name: _copied(buffer, torch.empty(shape, dtype=_DTYPES[dtype])).to(device)
         for (name, dtype, shape), buffer in zip(header.tensors, payload.buffers, strict=False)
     }
+    others = {name: tensors.pop(name) for name in _OTHERS}
+    try:
+        operators = Operators.of_tensors(tensors)
+    except ValueError as error:
+        raise ProtocolError(f"the operators of an entry are not what this version writes: {error}") from error
     token_ids = payload.buffers[-1].copy().view("<i4").astype(np.int32, copy=False)
-    return SegmentEntry(key=header.key, token_ids=token_ids, seam_tokens=header.seam_tokens, **tensors)
+    return SegmentEntry(header.key, token_ids, header.seam_tokens, operators, **others)
 
 
 def _copied(buffer: Buffer, tensor: Tensor) -> Tensor:

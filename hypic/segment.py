@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the key record and of what an entry holds."""
 
 TokenIds = npt.NDArray[np.int32]
@@ -41,7 +41,8 @@ class Namespace:
     """Everything but the tokens that must agree before anything cached may be shared.
 
     model, tokenizer: fingerprints. adapter: name and version, "" for none. dtype: of the weights and KV. salt:
-    the tenant's. The width of the seam and the anchor belong to segments alone, see `segment_key`.
+    the tenant's. formats: how operators are stored, since what was composed of them depends on it too. The width of the
+    seam and the anchor belong to segments alone, see `segment_key`.
     """
 
     model: str
@@ -49,9 +50,10 @@ class Namespace:
     dtype: str
     adapter: str = ""
     salt: str = ""
+    formats: str = ""
 
     def _fields(self) -> list[bytes]:
-        names = (self.model, self.tokenizer, self.adapter, self.dtype, self.salt)
+        names = (self.model, self.tokenizer, self.adapter, self.dtype, self.salt, self.formats)
         return [name.encode() for name in names]
 
 

@@ -6,9 +6,12 @@ Where pieces come from (caches, arms, plans) is not known here.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from hypic.kernels.chunk_scan.naive import Pair
 
 
 @dataclass(frozen=True)
@@ -95,17 +98,21 @@ class Active:
     tokens: int
 
 
+class LayerOperators(Protocol):
+    """What a text does to the linear layers: one pair a layer."""
+
+    def pair(self, layer: int) -> Pair:
+        """(T, S) in float32, made when it is asked for: pairs of all layers and pieces at once would take gigabytes."""
+
+
 @dataclass(frozen=True)
 class Reused:
-    """A piece that is not computed: how many tokens, and what they do to the linear layers.
-
-    transitions: `[L, H]`, `[L, H, K]` or `[L, H, K, K]`. states: `[L, H, K, V]`. conv_tails: `[L, c-1, C]`,
+    """A piece that is not computed: how many tokens, and what they do to the linear layers. conv_tails: `[L, c-1, C]`,
     the last inputs of the piece.
     """
 
     tokens: int
-    transitions: Tensor
-    states: Tensor
+    operators: LayerOperators
     conv_tails: Tensor
 
 

@@ -105,7 +105,7 @@ class Asker:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.engine = Engine(EngineConfig(model=self.path, threads=1))
+        self.engine = Engine(EngineConfig(model=self.path, threads=1, transition_tolerance=0, state_format="fp32"))
 
     def prompt(self, *documents: int, leading: int = 30) -> tuple[Segment, ...]:
         """A leading section, documents of 60 tokens and more by number, and a question."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from hypic.linear.operators import Operators
 from hypic.segment import TokenIds
 
 
@@ -13,15 +14,14 @@ class SegmentEntry:
     """A segment prefilled alone, from a zero state at position 0, whoever asked for it.
 
     token_ids: int32 `[n]`, all of it. seam_tokens: w; everything else covers the remainder, tokens w to n-1.
-    transitions: `[L, H]`, `[L, H, K]` or `[L, H, K, K]`, and states `[L, H, K, V]`: the pair (T, S). conv_tails:
-    `[L, c-1, C]`, its last inputs. keys (not rotated) and values: `[F, n-w, HK, D]`.
+    operators: (T, S) of every linear layer, in the formats that the key names. conv_tails: `[L, c-1, C]`, its last
+    inputs. keys (not rotated) and values: `[F, n-w, HK, D]`.
     """
 
     key: bytes
     token_ids: TokenIds
     seam_tokens: int
-    transitions: Tensor
-    states: Tensor
+    operators: Operators
     conv_tails: Tensor
     keys: Tensor
     values: Tensor
@@ -29,8 +29,7 @@ class SegmentEntry:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The arrays of the entry by name."""
-        names = ("transitions", "states", "conv_tails", "keys", "values")
-        return {name: getattr(self, name) for name in names}
+        return self.operators.tensors | {"conv_tails": self.conv_tails, "keys": self.keys, "values": self.values}
 
     @property
     def nbytes(self) -> int:

@@ -7,23 +7,28 @@ from hypic.batch import PrefillBatch
 from hypic.cache.entry import SegmentEntry
 from hypic.engine.composer import BuildTask
 from hypic.kernels.compose.naive import apply_transition
+from hypic.linear.operators import OperatorFormats, Operators
 from hypic.models.contract import HybridModel
 from hypic.sequence import Active, Sequence, SequenceCache, Trace
 
 
 def build_segments(
-    model: HybridModel, tasks: list[BuildTask], anchors: dict[bytes, SequenceCache] | None = None
+    model: HybridModel,
+    tasks: list[BuildTask],
+    formats: OperatorFormats,
+    anchors: dict[bytes, SequenceCache] | None = None,
 ) -> list[SegmentEntry]:
     """Prefill segments together, block-diagonal: none sees another.
 
-    anchors: token bytes of an anchor -> the memory after it, for tasks that name one. Returns entries in the order
-    of the tasks. A segment's entry is the same, up to rounding, in whatever company it is built.
+    formats: of the operators. anchors: token bytes of an anchor -> the memory after it, for tasks that name one.
+    Returns entries in the order of the tasks. A segment's entry is the same, up to rounding, in whatever company it is
+    built. Raises OperatorError where one holds NaN or infinity.
     """
     sequences = [_sequence(model, task, anchors or {}) for task in tasks]
     batch = PrefillBatch(sequences)
     model.forward(batch)
     batch.finish()
-    return [_entry(model, task, sequence) for task, sequence in zip(tasks, sequences, strict=True)]
+    return [_entry(model, task, sequence, formats) for task, sequence in zip(tasks, sequences, strict=True)]
 
 
 def packed(tasks: list[BuildTask], max_tokens: int) -> list[list[BuildTask]]:
@@ -56,7 +61,7 @@ def _sequence(model: HybridModel, task: BuildTask, anchors: dict[bytes, Sequence
     return Sequence(cache, pieces, tokens, trace)
 
 
-def _entry(model: HybridModel, task: BuildTask, sequence: Sequence) -> SegmentEntry:
+def _entry(model: HybridModel, task: BuildTask, sequence: Sequence, formats: OperatorFormats) -> SegmentEntry:
     """The pair of the remainder. Its zero-start state is what is left of the end state once what the seam brought
     is taken out: S = S_end - T·S_seam, the composition law read backwards. It is kept as if the segment began at
     position 0, also where it was built behind an anchor."""
@@ -71,8 +76,7 @@ def _entry(model: HybridModel, task: BuildTask, sequence: Sequence) -> SegmentEn
         key=task.key,
         token_ids=task.token_ids,
         seam_tokens=task.seam_tokens,
-        transitions=transitions,
-        states=states,
+        operators=Operators.of(transitions, states, formats),
         conv_tails=sequence.cache.conv_tails,
         keys=_remainder(trace.keys, task, sequence.cache.keys),
         values=_remainder(trace.values, task, sequence.cache.values),

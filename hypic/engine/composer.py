@@ -5,7 +5,9 @@ request's private memory and reads the operators in the one combine pass, after 
 runs shares memory with anything cached.
 
 Every reused segment is [seam: computed][remainder: reused]. A segment at position 0 is treated alike: its seam runs
-from the zero state that it was built from, so the result is the exact prefix, and is published as such.
+from the zero state that it was built from, so the result is the exact prefix, and is published as such. That holds for
+entries that are stored without loss. Where they are not, the leading section, which all prompts behind it stand on, is
+computed once and then found in the prefix tree, exactly; and a document at position 0 is composed like any other.
 """
 
 import time
@@ -14,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from hypic.arms import Arm
 from hypic.cache.entry import SegmentEntry, StateEnd
@@ -22,6 +23,8 @@ from hypic.cache.memory import Cell
 from hypic.cache.prefix_cache import EXACT, NO_MATCH, PrefixCache, PrefixMatch
 from hypic.cache.sessions import Ticket
 from hypic.cache.store import Lease, Store
+from hypic.kernels.chunk_scan.naive import Pair
+from hypic.linear.operators import Operators
 from hypic.models.contract import HybridModel
 from hypic.plan import Plan, PlanRow, Reason, Source
 from hypic.request import GenerationRequest
@@ -74,6 +77,23 @@ class Reservation:
         self.entries = {}
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """Cached operators where their segment stands in a prompt. factor: what a strawman puts in the place of T: 1 keeps
+    everything, 0 nothing."""
+
+    model: HybridModel
+    operators: Operators
+    position: int
+    factor: float | None
+
+    def pair(self, layer: int) -> Pair:
+        state = self.model.move_states(self.operators.states.layer(layer), self.position)
+        if self.factor is not None:
+            return torch.full(state.shape[:1], self.factor, device=state.device), state  # [H]
+        return self.operators.transitions.layer(layer), state
+
+
 class Composer:
     """Plans requests against the caches of one engine and builds their sequences."""
 
@@ -84,10 +104,12 @@ class Composer:
         segments: Store[SegmentEntry],
         prefixes: PrefixCache,
         min_segment_tokens: int,
+        lossless: bool,
     ) -> None:
+        """lossless: whether entries hold operators as they were computed (`OperatorFormats.lossless`)."""
         self.model, self.spec = model, model.cache_spec()
         self.segments, self.prefixes = segments, prefixes
-        self._namespace, self._min_segment_tokens = namespace, min_segment_tokens
+        self._namespace, self._min_segment_tokens, self.lossless = namespace, min_segment_tokens, lossless
 
     def reserve(self, request: GenerationRequest) -> Reservation:
         """Plan a request and lease what the plan promises."""
@@ -149,7 +171,8 @@ class Composer:
         for section, piece in reservation.entering:
             if section == 0 or piece not in trace.want_entering:
                 continue
-            exact = all(row.source in ("prefix", "active") for row in reservation.rows[1:section])
+            rows = reservation.rows[1 if self.lossless else 0 : section]  # the first is exact where its entry is
+            exact = all(row.source in ("prefix", "active") for row in rows)
             provenance = EXACT if exact and reservation.prefix.exact else request.arm.provenance
             end = reservation.rows[section].position
             if end:
@@ -190,6 +213,8 @@ class Composer:
         # A remainder shorter than the convolution's reach would leave what follows without its inputs.
         if len(segment) < max(self._min_segment_tokens, arm.seam_tokens + self.spec.conv_width):
             return "active", "too_short", b"", len(segment)
+        if segment.kind == "leading" and not self.lossless:
+            return "active", "leading", b"", len(segment)
         anchor = _anchor(request, index)
         digest = b"" if anchor is None else tokens_digest(anchor.token_ids)
         key = segment_key(reservation.namespace, segment.token_ids, arm.seam_tokens, digest)
@@ -211,14 +236,10 @@ class Composer:
         cache.values[:, place] = entry.values
 
     def _reused(self, entry: SegmentEntry, arm: Arm, position: int) -> Reused:
-        """The entry as a piece whose segment begins at `position`. The strawmen replace its operator by a scalar one:
-        keep everything, or nothing."""
-        transitions: Tensor = entry.transitions
-        if arm.composition != "transition":
-            factor = 1.0 if arm.composition == "addition" else 0.0
-            transitions = torch.full(entry.states.shape[:2], factor, device=entry.states.device)  # [L, H]
-        states = self.model.move_states(entry.states, position)
-        return Reused(entry.remainder_tokens, transitions, states, entry.conv_tails)
+        """The entry as a piece whose segment begins at `position`."""
+        factors = {"transition": None, "addition": 1.0, "last": 0.0}
+        placed = _Placed(self.model, entry.operators, position, factors[arm.composition])
+        return Reused(entry.remainder_tokens, placed, entry.conv_tails)
 
     def _worth_keeping(self, reservation: Reservation, section: int) -> bool:
         """Which boundaries are published: all of an exact request; of a composed one the end of the leading section,

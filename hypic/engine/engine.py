@@ -24,6 +24,7 @@ from hypic.engine.generation import Choice, Generation
 from hypic.engine.inventory import Inventory
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
+from hypic.linear.operators import OperatorFormats
 from hypic.models.fingerprint import model_fingerprint
 from hypic.models.load import load_model
 from hypic.plan import Plan
@@ -56,10 +57,13 @@ class Engine:
         dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
         self.model = load_model(config.model, dtype, config.device)
         self.tokenizer = PromptTokenizer.load(config.model)
+        form = self.model.family.form if self.model.family else None
+        self.formats = OperatorFormats.for_form(form, config.transition_tolerance, config.state_format)
         self.namespace = Namespace(
             model=model_fingerprint(config.model),
             tokenizer=self.tokenizer.fingerprint,
             dtype=str(self.model.cache_spec().dtype).removeprefix("torch."),
+            formats=self.formats.name,
         )
         below = TierSettings(
             host_bytes=config.host_cache_bytes,
@@ -78,7 +82,14 @@ class Engine:
         self.prefixes.tree.restore()
         self.inventory = Inventory(self.segments)
         self.scheduling: SchedulingPolicy = CachedShareFirst()
-        self.composer = Composer(self.model, self.namespace, self.segments, self.prefixes, config.min_segment_tokens)
+        self.composer = Composer(
+            self.model,
+            self.namespace,
+            self.segments,
+            self.prefixes,
+            config.min_segment_tokens,
+            self.formats.lossless,
+        )
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
         self._running: dict[str, Generation] = {}
@@ -160,7 +171,7 @@ class Engine:
         """Prefill cold segments. Keeps nothing: publishing is `deliver`'s."""
         anchors = {task.anchor.tobytes(): self._anchor(task) for task in tasks if task.anchor is not None}
         batches = packed(tasks, self.config.max_build_tokens)
-        return [entry for batch in batches for entry in build_segments(self.model, batch, anchors)]
+        return [entry for batch in batches for entry in build_segments(self.model, batch, self.formats, anchors)]
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:

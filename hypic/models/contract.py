@@ -42,7 +42,7 @@ class HybridModel(Protocol):
         """Rotate unrotated cached keys `[F, T, HK, K]` to positions `[T]`, into `out` of the same shape."""
 
     def move_states(self, states: Tensor, offset_tokens: int) -> Tensor:
-        """States `[L, H, K, V]` of a segment once it stands `offset_tokens` further on: the very same unless the
+        """States `[..., H, K, V]` of a segment once it stands `offset_tokens` further on: the very same unless the
         linear layers rotate their keys (DESIGN 2.5)."""
 
     def checkpoint_name(self, name: str) -> str | None:

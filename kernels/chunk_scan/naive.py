@@ -18,11 +18,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hypic.kernels.compose.naive import compose
+from hypic.kernels.compose.naive import Transition, compose
 from hypic.kernels.runs import Runs, Schedule
 
-Pair = tuple[Tensor, Tensor]
-"""A cached segment at one layer: transition `[H]`, `[H, K]` or `[H, K, K]`, and state `[H, K, V]`."""
+Pair = tuple[Transition, Tensor]
+"""A cached segment at one layer: transition `[H]`, `[H, K]`, `[H, K, K]` or `LiveHeads`, and state `[H, K, V]`."""
 
 
 @dataclass(frozen=True)

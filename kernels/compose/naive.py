@@ -1,11 +1,35 @@
 """Operators on states: applying a segment's pair, and merging pairs (DESIGN 2.1).
 
 A transition has one of three shapes per head, and its number of axes says which: `[H]` a scalar, `[H, K]` a
-diagonal, `[H, K, K]` a matrix acting on the K axis of the state from the left.
+diagonal, `[H, K, K]` a matrix acting on the K axis of the state from the left. Where heads have forgotten everything,
+`LiveHeads` names the others.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LiveHeads:
+    """Dense transitions of a layer in which the other heads' are zero. heads: int64 `[n]`, each at most once, in any
+    order. matrices: `[n, K, K]`."""
+
+    heads: Tensor
+    matrices: Tensor
+
+    def to(self, dtype: torch.dtype) -> "LiveHeads":
+        """The same in another dtype."""
+        return LiveHeads(self.heads, self.matrices.to(dtype))
+
+    def dense(self, heads: int) -> Tensor:
+        """All of so many heads, `[H, K, K]`: for kernels that take a matrix a head."""
+        whole = self.matrices.new_zeros(heads, *self.matrices.shape[1:])
+        return whole.index_copy_(0, self.heads, self.matrices)
+
+
+Transition = Tensor | LiveHeads
 
 
 def apply_transition(transition: Tensor, state: Tensor) -> Tensor:
@@ -22,8 +46,12 @@ def apply_transition(transition: Tensor, state: Tensor) -> Tensor:
     )
 
 
-def compose(transition: Tensor, state: Tensor, before: Tensor) -> Tensor:
-    """The state after a segment entered with `before`: T·before + S. States are `[..., H, K, V]`."""
+def compose(transition: Transition, state: Tensor, before: Tensor) -> Tensor:
+    """The state after a segment entered with `before`: T·before + S. States are `[..., H, K, V]`, or `[H, K, V]` with
+    `LiveHeads`, of which nothing is multiplied with zero."""
+    if isinstance(transition, LiveHeads):
+        at = transition.heads
+        return state.index_copy(0, at, torch.baddbmm(state[at], transition.matrices, before[at]))
     if transition.ndim == state.ndim == 3:  # one pass over a large state instead of two
         return torch.baddbmm(state, transition, before)
     return apply_transition(transition, before) + state

@@ -32,7 +32,9 @@ def test_choice_follows_the_tolerance(engine: Engine) -> None:
 def test_an_exact_arm_measures_as_exact(tmp_path: Path) -> None:
     """In a model of one linear layer composition is exact: no divergence, full agreement."""
     path = write_checkpoint(tmp_path / "one", num_hidden_layers=1, layer_types=["linear_attention"])
-    (found,) = measure(Engine(EngineConfig(model=path, threads=1)), ["hypic"], 1, 2, 0)
+    (found,) = measure(
+        Engine(EngineConfig(model=path, threads=1, transition_tolerance=0, state_format="fp32")), ["hypic"], 1, 2, 0
+    )
     assert found.kl_nats < 1e-6
     assert found.agreement == 1.0
     assert found.deepest_l2 < 1e-4
@@ -46,7 +48,7 @@ def test_a_broken_arm_measures_worse(tiny_checkpoint: Path, monkeypatch: pytest.
     @torch.inference_mode()
     def combine(engine: Engine, request: Any) -> Any:
         for entry in engine.segments:
-            entry.states.mul_(5.0)
+            entry.operators.tensors["states.rows"].mul_(5.0)
         return original(engine, request)
 
     monkeypatch.setattr(auto_arm, "combine", combine)

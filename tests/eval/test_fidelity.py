@@ -29,7 +29,7 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Eng
             path = tmp_path_factory.mktemp("fidelity") / kind
             layers = [f"{kind}_attention", "linear_attention", "full_attention"]
             paths[kind] = write_checkpoint(path, num_hidden_layers=3, layer_types=layers)
-        return Engine(EngineConfig(model=paths[kind], threads=1))
+        return Engine(EngineConfig(model=paths[kind], threads=1, transition_tolerance=0, state_format="fp32"))
 
     return make
 
@@ -83,7 +83,7 @@ def test_a_zeroed_transition_is_seen(make_engine: Callable[[str], Engine], monke
     deliver = engine.deliver
 
     def forgetful(entry: SegmentEntry) -> None:
-        entry.transitions.zero_()
+        entry.operators.tensors["transitions.wholes"].zero_()
         deliver(entry)
 
     monkeypatch.setattr(engine, "deliver", forgetful)

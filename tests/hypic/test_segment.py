@@ -28,10 +28,12 @@ def current() -> dict[str, str]:
     segments = (Segment("leading", ids(1, 2)), Segment("document", ids(3)))
     return {
         "segment": segment_key(NAMESPACE, IDS, 8).hex(),
+        "segment_formats": segment_key(replace(NAMESPACE, formats="T 0.001 S int8"), IDS, 8).hex(),
         "segment_empty_namespace": segment_key(Namespace("", "", ""), ids(), 0).hex(),
         "segment_anchored": segment_key(NAMESPACE, IDS, 8, tokens_digest(ids(9))).hex(),
         "prefix_exact_1": prefix_keys(NAMESPACE, segments, "exact")[0].hex(),
         "prefix_exact_2": prefix_keys(NAMESPACE, segments, "exact")[1].hex(),
+        "prefix_formats": prefix_keys(replace(NAMESPACE, formats="T 0.001 S int8"), segments, "exact")[1].hex(),
     }
 
 
@@ -77,7 +79,7 @@ def test_seam_anchor_tokens_and_kind_separate() -> None:
 
 
 names = st.text(max_size=4)
-records = st.builds(Namespace, names, names, names, names, names)
+records = st.builds(Namespace, names, names, names, names, names, names)
 
 
 @given(records, records)

@@ -19,6 +19,7 @@ from hypic.cache.tiers.ram import RamTier
 from hypic.cache.tiers.tier import Payload, Record, TierError
 from hypic.cache.tree.component import Shape
 from hypic.cache.tree.tree import Tree
+from hypic.linear.operators import OperatorFormats, Operators
 
 
 class Pickled:
@@ -42,8 +43,7 @@ def entry(seed: int, tokens: int = 12) -> SegmentEntry:
         key=bytes([seed]) * 32,
         token_ids=np.arange(seed, seed + tokens, dtype=np.int32),
         seam_tokens=2,
-        transitions=rand(2, 1, 4, 4),
-        states=rand(2, 1, 4, 4),
+        operators=Operators.of(rand(2, 1, 4, 4), rand(2, 1, 4, 4), OperatorFormats(1e-3, "int8")),
         conv_tails=rand(2, 3, 6, dtype=torch.bfloat16),
         keys=rand(1, tokens - 2, 1, 4, dtype=torch.bfloat16),
         values=rand(1, tokens - 2, 1, 4, dtype=torch.bfloat16),

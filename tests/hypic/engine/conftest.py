@@ -65,8 +65,9 @@ class Bench:
 
 @pytest.fixture
 def make_bench(tiny_checkpoint: Path) -> Callable[..., Bench]:
-    """Make an engine on the tiny checkpoint, or on another model; keyword arguments are settings."""
-    base = EngineConfig(model=tiny_checkpoint, threads=1)
+    """Make an engine on the tiny checkpoint, or on another model; keyword arguments are settings. Segments are stored
+    without loss, so that what is exact can be seen to be; test_formats.py has the others."""
+    base = EngineConfig(model=tiny_checkpoint, threads=1, transition_tolerance=0, state_format="fp32")
 
     def make(**settings: object) -> Bench:
         return Bench(Engine(replace(base, **settings)))  # type: ignore[arg-type]

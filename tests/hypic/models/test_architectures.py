@@ -240,7 +240,7 @@ def test_entries_travel_bit_for_bit(asker: MakeAsker, kind: str) -> None:
     spec = ask.engine.model.cache_spec()
     for entry in ask.engine.build(list(tasks)):
         other = decode_entry(encode_entry(entry))
-        assert entry.states.dtype == torch.float32
+        assert entry.operators.tensors["states.values"].dtype == torch.float32
         assert entry.conv_tails.shape[1:] == (spec.conv_width - 1, spec.conv_channels)
         assert entry.keys.shape[0] == spec.attention_layers
         for name, tensor in entry.tensors.items():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hypic.kernels.compose.naive import apply_transition, compose, merge
+from hypic.kernels.compose.naive import LiveHeads, apply_transition, compose, merge
 
 H, K, V = 3, 6, 4
 SHAPES = {"scalar": (H,), "diagonal": (H, K), "dense": (H, K, K)}
@@ -71,3 +71,16 @@ def test_refuses_other_shapes() -> None:
         apply_transition(torch.tensor(1.0), state)
     with pytest.raises(ValueError, match="cannot merge transitions"):
         merge((torch.ones(H), state), (torch.ones(H, K), state))
+
+
+@pytest.mark.parametrize("heads", [[], [1], [2, 0], [1, 2, 0]])
+def test_live_heads_compose_as_all_heads_with_zeros(heads: list[int]) -> None:
+    ((transition, state),) = pairs("dense", 1, 1)
+    before = torch.randn(H, K, V, dtype=torch.float64)
+    at = torch.tensor(heads, dtype=torch.int64)
+    live = LiveHeads(at, transition[at])
+    whole = torch.zeros_like(transition)
+    whole[heads] = transition[heads]
+    assert torch.equal(live.dense(H), whole)
+    torch.testing.assert_close(compose(live, state, before), compose(whole, state, before))
+    assert live.to(torch.float32).matrices.dtype == torch.float32
