@@ -73,7 +73,7 @@ def test_entry_is_the_same_in_any_company(bench: Any) -> None:
     for one, other in zip(packed, alone, strict=True):
         for name, tensor in one.tensors.items():
             # a matrix product rounds a row differently beside other rows: a few units of float32 over five layers
-            scale = float(tensor.abs().max())
+            scale = float(tensor.abs().max()) if tensor.numel() else 0.0
             torch.testing.assert_close(tensor, other.tensors[name], atol=1e-5 * scale, rtol=0)
     for entry in packed:
         engine.deliver(entry)
