@@ -185,6 +185,18 @@ def fidelity(
     emit(report, as_json=json, out=out)
 
 
+@evaluations.command("report")
+def evaluation_report(
+    folder: Annotated[Path, typer.Argument(help="What commands wrote to with --out.")],
+    json: Json = False,
+) -> None:
+    """One page of tables and plots from a folder of results: report.html, which needs nothing else, and report.md."""
+    from hypic.eval.report import emit
+    from hypic.eval.report_page import run_eval_report
+
+    emit(run_eval_report(folder), as_json=json, out=None)
+
+
 @benchmarks.command()
 @with_config
 def ttft(
