@@ -5,8 +5,9 @@ import json
 import random
 from functools import cached_property
 
+from hypic.eval.adapters import document
+from hypic.eval.corpora import HOTPOTQA, read_records
 from hypic.eval.replay import Asked, Part
-from hypic.eval.workloads import HOTPOTQA, document, read_records
 from hypic.tokenizer import PromptTokenizer
 
 

@@ -36,25 +36,50 @@ def _drift(folder: Folder) -> tuple[list[Picture], list[Table]]:
 
 
 def _seam(folder: Folder) -> tuple[list[Picture], list[Table]]:
-    """The sweep is a list of {seam_tokens, index, relative_l2} in `eval fidelity`."""
     result = needed(folder, "eval fidelity")
-    rows: list[dict[str, Any]] = result.results.get("seam_sweep") or []
+    rows: list[dict[str, Any]] = result.results.get("seams") or []
     if not rows:
-        raise NotThereError(f"{result.file} holds no sweep of seams; run `hypic eval fidelity` of a newer version.")
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(rows, key=lambda row: (row["index"], row["seam_tokens"])):
-        points = series.setdefault(f"layer {row['index']}", [])
-        points.append((float(row["seam_tokens"]), max(_TINY, float(row["relative_l2"]))))
-    said = "; ".join(f"{name} {points[0][1]:.2g} to {points[-1][1]:.2g}" for name, points in series.items())
-    text = "What recomputing the first tokens of each reused document buys: distance to a full recompute, by layer."
-    svg = lines(series, "seam tokens", "relative L2 distance to full", logarithmic="y", integers=True)
-    columns = ("seam tokens", *series)
-    widths = sorted({int(row["seam_tokens"]) for row in rows})
-    cells = {name: dict(points) for name, points in series.items()}
-    table_rows = tuple((str(w), *(f"{cells[name].get(float(w), float('nan')):.2e}" for name in series)) for w in widths)
-    return [Picture(svg, f"Sweep of seams: {said}.", caption(text, result))], [
-        Table("Relative L2 by seam", columns, table_rows)
-    ]
+        raise NotThereError(f"{result.file} holds no sweep of seams; run `hypic eval fidelity` again.")
+    divergence: dict[str, list[tuple[float, float]]] = {}
+    layers: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda row: row["w"]):
+        divergence.setdefault(_built(row), []).append((float(row["w"]), max(_TINY, float(row["kl_nats"]))))
+        for layer in () if row["anchored"] else row["layers"]:
+            distance = max(_TINY, float(layer["relative_l2"]))
+            layers.setdefault(f"layer {layer['index']}", []).append((float(row["w"]), distance))
+    shown = (
+        (
+            divergence,
+            "KL divergence from full (nats)",
+            "Divergence of the next-token distributions from full recompute",
+        ),
+        (layers, "relative L2 distance to full", "Distance of each layer's memory from full recompute"),
+    )
+    pictures = []
+    for series, y_label, what in shown:
+        said = "; ".join(f"{name} {points[0][1]:.2g} to {points[-1][1]:.2g}" for name, points in series.items())
+        svg = lines(series, "seam tokens", y_label, logarithmic="y", integers=True)
+        text = f"{what}, by the number of tokens that are computed afresh; logarithmic."
+        pictures.append(Picture(svg, f"{what}, least to widest seam: {said}.", caption(text, result)))
+    return pictures, [_seam_table(rows)]
+
+
+def _seam_table(rows: list[dict[str, Any]]) -> Table:
+    cells = tuple(
+        (
+            _built(row),
+            str(row["w"]),
+            f"{row['kl_nats']:.4f}",
+            *(f"{layer['relative_l2']:.2e}" for layer in (row["layers"][0], row["layers"][-1])),
+        )
+        for row in rows
+    )
+    note = "Anchored: segments are built behind the system text."
+    return Table("Width of the seam", ("built", "seam tokens", "KL nats", "first layer", "last layer"), cells, note)
+
+
+def _built(row: dict[str, Any]) -> str:
+    return "anchored" if row["anchored"] else "hypic"
 
 
 def _compose(folder: Folder) -> tuple[list[Picture], list[Table]]:

@@ -119,8 +119,7 @@ def _scatter(folder: Folder) -> tuple[list[Picture], list[Table]]:
         marks = {_run_name(run): float(run["lower_bound_ms"]) for run in own}
         said = "; ".join(f"{_run_name(run)}: {run['ttft_ms']:.0f} ms" for run in own)
         svg = stacked(rows, "ms to the first token", marks, "lower bound")
-        text = f"Where the time of a cold prompt goes, mix {mix}, by number of workers and policy. The "
-            "lower bound is one of dispatch, of any placement."
+        text = f"Where the time of a cold prompt goes, mix {mix}, by workers and policy; mark: least possible dispatch."
         pictures.append(Picture(svg, f"Cold TTFT, mix {mix}: {said}.", caption(text, result)))
     table_rows = tuple(
         (

@@ -64,9 +64,14 @@ FIDELITY = {
         for index, kind in enumerate(("linear", "full", "linear"))
         for arm in ("transition", "hypic")
     ],
-    "seam_sweep": [
-        {"seam_tokens": tokens, "index": index, "relative_l2": 0.4 / (1 + tokens)}
-        for index in (0, 2)
+    "seams": [
+        {
+            "w": tokens,
+            "anchored": anchored,
+            "kl_nats": 0.02 / (1 + tokens),
+            "layers": [{"index": index, "kind": "linear", "relative_l2": 0.4 / (1 + tokens)} for index in (0, 2)],
+        }
+        for anchored in (False, True)
         for tokens in (0, 4, 8, 16, 32)
     ],
 }
@@ -158,7 +163,7 @@ def page(folder: Path) -> Page:
 def test_every_chapter_is_filled(folder: Path) -> None:
     report = run_eval_report(folder)
     assert all(report.results["sections"].values()), report.results["sections"]
-    assert report.results["figures"] == 13
+    assert report.results["figures"] == 14
     assert set(CHAPTER.values()) | {"Quality against time", "Seam"} == set(report.results["sections"])
 
 
@@ -175,7 +180,7 @@ def test_the_page_needs_nothing_else(folder: Path, page: Page) -> None:
 
 
 def test_every_figure_has_a_text_and_its_source(page: Page) -> None:
-    assert len(page.captions) == len(page.labels) == page.tags.count("svg") == 13
+    assert len(page.captions) == len(page.labels) == page.tags.count("svg") == 14
     for caption in page.captions:
         for part in ("model a <model>", "device cpu: one core", "commit abc123def0", "2026-11-30"):
             assert part in caption
