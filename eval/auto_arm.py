@@ -15,7 +15,7 @@ from torch import Tensor
 from hypic.arms import arm_named
 from hypic.engine.engine import Engine
 from hypic.eval.divergence import kl_nats
-from hypic.eval.fidelity import REFERENCE, deviation, memories
+from hypic.eval.memory import deviation, memories
 from hypic.eval.probe import CombinedPrompt, combine
 from hypic.eval.report import Table, progress
 from hypic.eval.workloads import question_sets
@@ -23,6 +23,7 @@ from hypic.request import GenerationRequest, SamplingParams
 
 CANDIDATES = ("hypic", "anchored", "transition", "last_state")
 FALLBACK = "prefix"
+REFERENCE = "full"
 
 
 @dataclass(frozen=True)

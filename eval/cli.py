@@ -16,7 +16,7 @@ from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfi
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
 from hypic.eval.serve_config import LoadConfig
-from hypic.eval.settings import QualityConfig
+from hypic.eval.settings import FidelityConfig, QualityConfig
 
 app = typer.Typer(
     help="Position-independent caching for hybrid-attention language models, served on Ray.",
@@ -167,22 +167,18 @@ def quality(
 @evaluations.command()
 @with_config
 def fidelity(
-    engine: EngineConfig,
-    dataset: DataSet = "recall",
-    arms: Arms = REUSING_ARMS,
-    limit: Limit = 8,
-    documents: Documents = 8,
-    seed: Seed = 0,
-    json: Json = False,
-    out: Out = None,
+    engine: EngineConfig, prompts: FidelityConfig, arms: Arms = REUSING_ARMS, json: Json = False, out: Out = None
 ) -> None:
-    """Deviation of every layer's memory of the documents from a full recompute, per arm."""
+    """Deviation of every layer's memory from a full recompute, by layer, position and width of the seam. Ends with
+    status 1 where something that must be exact is not."""
     from hypic.engine.engine import Engine
     from hypic.eval.fidelity import run_fidelity
     from hypic.eval.report import emit
 
-    report = run_fidelity(Engine(_settled(engine)), dataset, _names(arms), limit, documents, seed)
+    report = run_fidelity(Engine(_settled(engine)), prompts, _names(arms))
     emit(report, as_json=json, out=out)
+    if not report.results["passed"]:
+        raise typer.Exit(1)
 
 
 @evaluations.command("report")

@@ -5,6 +5,7 @@ publishes no prefix, so that probing changes nothing that a later request would 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from hypic.engine.composer import Composer, Reservation
 from hypic.engine.engine import Engine
 from hypic.plan import Plan
 from hypic.request import GenerationRequest
-from hypic.sequence import Active, Trace
+from hypic.segment import TokenIds
+from hypic.sequence import Active, Sequence, SequenceCache, Trace
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def combine(engine: Engine, request: GenerationRequest, composer: Composer | Non
     composer = composer or engine.composer
     reservation = composer.reserve(request)
     try:
-        _build_missing(engine, composer, reservation)
+        build_missing(engine, composer, reservation)
         sequence = composer.sequence(reservation)
         last = sum(isinstance(piece, Active) for piece in sequence.pieces) - 1
         sequence.trace = Trace(want_entering=(last,))
@@ -63,11 +65,35 @@ def combine(engine: Engine, request: GenerationRequest, composer: Composer | Non
 
 def computing_composer(engine: Engine) -> Composer:
     """A composer for which every segment is too short to be reused: what it runs is a full recompute."""
-    longest = engine.max_tokens + 1
-    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, longest, engine.formats.lossless)
+    return _composer(engine, engine.max_tokens + 1)
 
 
-def _build_missing(engine: Engine, composer: Composer, reservation: Reservation) -> None:
+def eager_composer(engine: Engine) -> Composer:
+    """A composer that reuses segments of any length that its arm can reuse."""
+    return _composer(engine, 1)
+
+
+@torch.inference_mode()
+def states_after(engine: Engine, token_ids: TokenIds, ends: tuple[int, ...]) -> Tensor:
+    """Recurrent states after so many tokens of a text, by a full recompute: `[E, L, H, K, V]`. ends: rising, each below
+    the text's length."""
+    tokens = torch.from_numpy(token_ids).long().to(engine.config.device)
+    cuts = (0, *ends, len(tokens))
+    pieces = tuple(Active(after - before) for before, after in pairwise(cuts))
+    cache = SequenceCache.empty(engine.model.cache_spec(), len(tokens))
+    trace = Trace(want_entering=tuple(range(1, len(pieces))))
+    batch = PrefillBatch([Sequence(cache, pieces, tokens, trace)])
+    engine.model.forward(batch)
+    return torch.stack([trace.entering(piece, cache)[0] for piece in trace.want_entering])
+
+
+def _composer(engine: Engine, min_segment_tokens: int) -> Composer:
+    lossless = engine.formats.lossless
+    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, min_segment_tokens, lossless)
+
+
+def build_missing(engine: Engine, composer: Composer, reservation: Reservation) -> None:
+    """Build what a reservation waits for, here, and hand it over as a delivery would."""
     tasks = {key: composer.task(reservation, index) for index, key in reservation.missing.items()}
     entries = {entry.key: entry for entry in engine.build(list(tasks.values()))} if tasks else {}
     for entry in entries.values():

@@ -25,3 +25,30 @@ class QualityConfig:
             raise ValueError(f"limit must be at least 1 and documents 0 or more, found {self.limit}, {self.documents}")
         if not 0 <= self.cold_share <= 1:
             raise ValueError(f"cold_share must be in 0 to 1, found {self.cold_share}")
+
+
+@dataclass(frozen=True)
+class FidelityConfig:
+    """What is compared.
+
+    dataset: as of `hypic eval quality`. limit: prompts of each set. documents: of a prompt, 0 for 8 in recall and all
+    elsewhere. seed: of everything that is drawn at random. seams: widths of the seam to sweep, separated by commas, ""
+    for none.
+    """
+
+    dataset: str = "recall"
+    limit: int = 4
+    documents: int = 0
+    seed: int = 0
+    seams: str = "0,4,8,16,32"
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or self.documents < 0:
+            raise ValueError(f"limit must be at least 1 and documents 0 or more, found {self.limit}, {self.documents}")
+        if not all(part.strip().isdecimal() for part in self.seams.split(",") if self.seams):
+            raise ValueError(f"seams must be numbers of tokens, separated by commas, found {self.seams!r}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths to sweep, each once, rising."""
+        return tuple(sorted({int(part) for part in self.seams.split(",") if self.seams}))

@@ -1,14 +1,26 @@
 """Quality: the harness scores what it is given, runs every arm as the engine alone would, and sees a broken arm."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from checkpoints import write_checkpoint
+from faults import (
+    Plant,
+    dropped_seam,
+    stale_keys_and_values,
+    swapped_segments,
+    wrong_rotation,
+    zeroed_transition,
+)
 
 from hypic.arms import ARMS, arm_named
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.errors import InvalidRequestError
+from hypic.eval import quality
 from hypic.eval.answering import answer_all
 from hypic.eval.quality import run_quality
 from hypic.eval.quality_report import Result, score_arms
@@ -124,3 +136,73 @@ def test_faults_of_the_user_are_named(engine: Engine) -> None:
     for wrong in ({"cold_share": 1.5}, {"limit": 0}, {"documents": -1}):
         with pytest.raises(ValueError, match="must be"):
             QualityConfig(**wrong)
+
+
+ASKED = 20
+"""Questions of a set: enough for the loss of a dropped seam, a fifth of `border`, to stand out of the noise."""
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Callable[[Plant | None, str], dict[str, Any]]:
+    """Scores of `hypic` on the bundled model over one set, on a fresh engine with a fault in it."""
+
+    def scores(plant: Plant | None, name: str) -> dict[str, Any]:
+        engine = Engine(EngineConfig(threads=1))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if plant is not None:
+                plant(engine, monkeypatch)
+            questions = question_sets("recall", ASKED, 8, seed=0)[name]
+            found = quality._run_group(
+                engine, QualityConfig(), ["full", "hypic"], name, questions, range(ASKED), lambda arm: None
+            )
+        both = {arm: [found[name, number, arm] for number in range(ASKED)] for arm in ("full", "hypic")}
+        hypic: dict[str, Any] = score_arms(questions, both, seed=0)["hypic"]
+        return hypic
+
+    return scores
+
+
+@pytest.mark.parametrize("name", ["overwritten", "border"])
+def test_a_sound_arm_is_not_said_to_lose(bundled: Callable[[Plant | None, str], dict[str, Any]], name: str) -> None:
+    found = bundled(None, name)
+    assert found["verdict"] != "loses"
+    assert found["lost_points"] <= 0.5
+    assert found["divergence"]["kl_nats"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("plant", "name"),
+    [
+        (dropped_seam, "border"),
+        (zeroed_transition, "overwritten"),
+        (swapped_segments, "overwritten"),
+        (stale_keys_and_values, "two_hop"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else value,
+)
+def test_a_broken_arm_is_said_to_lose(
+    bundled: Callable[[Plant | None, str], dict[str, Any]], plant: Plant, name: str
+) -> None:
+    found = bundled(plant, name)
+    assert found["divergence"]["verdict"] == "loses", found
+    assert found["divergence"]["kl_nats"] > 0.2
+    assert found["lost_points"] >= 10
+    if plant is not stale_keys_and_values:  # of 20 answers three fail: the states remember what the keys lost
+        assert found["verdict"] == "loses"
+
+
+def test_a_wrong_rotation_shows_in_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model answers nothing right, so no score can fall; its distributions move all the same. Of one layer of
+    full attention, reuse is exact: what moves is the fault."""
+    path = write_checkpoint(tmp_path / "full", num_hidden_layers=1, layer_types=["full_attention"])
+    apart = []
+    for plant in (None, wrong_rotation):
+        engine = Engine(EngineConfig(model=path, threads=1))
+        if plant is not None:
+            plant(engine, monkeypatch)
+        question = question_sets("recall", 1, 2, seed=0)["plain"]
+        arms = ["full", "hypic"]
+        found = quality._run_group(engine, QualityConfig(), arms, "plain", question, range(1), lambda arm: None)
+        apart.append(found["plain", 0, "hypic"].kl_nats)
+    assert apart[0] < 1e-9
+    assert apart[1] > 1e-6
