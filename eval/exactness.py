@@ -36,7 +36,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Check:
-    """found: the largest relative L2 error; limit: what rounding may bring. layer: where the largest is, measured by its limit."""
+    """found: the largest relative L2 error, measured by its limit. layer: where it is. limit: what may be there."""
 
     name: str
     arm: str
