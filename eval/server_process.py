@@ -21,13 +21,16 @@ START_SECONDS, STOP_SECONDS = 300.0, 30.0
 
 _SERVE = "from hypic.eval.cli import main; main()"
 
+_POLITE = "import os; os.nice(5); "
+"""The server and its workers give way to the client, which has to keep its schedule on the same cores."""
+
 
 @contextmanager
 def serving(engine: EngineConfig, cluster: ClusterConfig) -> Iterator[str]:
     """The URL of a server with these settings on a free port. Raises HypicError with its last words where it ends
     instead of serving."""
     port = _free_port()
-    command = [sys.executable, "-c", _SERVE, *serve_command(engine, cluster, port)]
+    command = [sys.executable, "-c", _POLITE + _SERVE, *serve_command(engine, cluster, port)]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from hypic.router.chat import ServedModel
 
 from hypic.config import ClusterConfig, EngineConfig
 from hypic.errors import GenerationError, InvalidRequestError
@@ -18,8 +17,9 @@ from hypic.eval.open_loop import Sample
 from hypic.eval.serve_bench import check_answers, check_gate, cut, run_serve_bench
 from hypic.eval.serve_config import LoadConfig
 from hypic.eval.ttft import GateError
-from hypic.router.api import Service, build_api
+from hypic.router.api import build_api
 from hypic.router.dispatcher import Dispatcher
+from hypic.router.service import ServedModel, Service
 from hypic.tokenizer import PromptTokenizer
 from hypic.workers.combine import CombineWorker
 
