@@ -6,7 +6,7 @@ hands lists of records out as a record of lists or as a list of records, by vers
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hypic.errors import InvalidRequestError
@@ -96,12 +96,14 @@ def _cut(paragraph: str, words: int) -> Iterator[str]:
 
 def _own(row: Row) -> Record:
     """Our own form: documents [{title?, text}], answers; perhaps supporting_facts [[title, …]]. No question: a
-    summary is asked for."""
+    summary is asked for, and a single document is cut into chunks."""
     question = str(row["question"])
     documents = tuple(document(entry, question or "documents") for entry in row["documents"])
     supporting = {fact[0] for fact in row.get("supporting_facts") or ()}
     needed = frozenset(at for at, found in enumerate(documents) if found.title in supporting)
     answers = tuple(map(str, row["answers"]))
+    if not question.strip() and len(documents) == 1:
+        documents = tuple(replace(part, title=documents[0].title) for part in chunks(documents[0].text))
     return Record(question, documents, answers, "qa" if question.strip() else "summary", needed)
 
 

@@ -27,6 +27,9 @@ _GROUP = 8
 
 JOURNAL = "eval-quality.jsonl"
 
+_TELLING = ("dtype", "device", "min_segment_tokens", "transition_tolerance", "state_format")
+"""Settings of the engine that change what it answers."""
+
 Sets = dict[str, list[Question]]
 Results = dict[tuple[str, int, str], Result]
 """By set, number of the question in it, and arm."""
@@ -74,7 +77,7 @@ def _header(engine: Engine, config: QualityConfig, arms: list[str], sets: Sets) 
         "journal": 1,
         "model": engine.namespace.model,
         "tokenizer": engine.namespace.tokenizer,
-        "engine": {name: getattr(settings, name) for name in ("dtype", "device", "min_segment_tokens")},
+        "engine": {name: getattr(settings, name) for name in _TELLING},
         "questions": questions_fingerprint(sets),
         "arms": arms,
         "options": asdict(config),

@@ -14,7 +14,7 @@ class QualityConfig:
     """
 
     dataset: str = "recall"
-    limit: int = 30
+    limit: int = 25
     documents: int = 0
     seed: int = 0
     shuffle: bool = False

@@ -140,6 +140,12 @@ def test_longbench_rows() -> None:
 def test_own_rows_without_a_question_ask_for_a_summary() -> None:
     own = {"question": "", "documents": [{"title": "", "text": "t"}], "answers": ["s"]}
     assert read(handed_out([own])[0]).task == "summary"
+    long = own | {"documents": [{"title": "R", "text": "w " * 900}]}
+    assert [(found.title, len(found.text.split())) for found in read(long).documents] == [
+        ("R", 400),
+        ("R", 400),
+        ("R", 100),
+    ]
     facts = own | {"question": "q", "documents": [{"title": "T", "text": "t"}], "supporting_facts": [["T", 0]]}
     assert read(facts).needed == frozenset({0})
 

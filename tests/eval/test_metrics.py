@@ -8,6 +8,7 @@ from hypic.eval.metrics import (
     exact_match,
     normalise_answer,
     relative_drop,
+    rouge_l,
     token_f1,
 )
 
@@ -19,6 +20,38 @@ PUBLISHED = [("1976", "1976"), ("Beyonce", "Beyoncé and Bruno Mars"), ("climate
 def test_published_example_of_squad(score: object) -> None:
     assert callable(score)
     assert 100 * sum(score(*pair) for pair in PUBLISHED) / 3 == pytest.approx(66.66666666666667)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "exact", "f1"),
+    [
+        ("The Denver Broncos", ["Denver Broncos", "Denver Broncos", "Denver Broncos"], 1.0, 1.0),
+        ("Carolina Panthers", ["Denver Broncos"], 0.0, 0.0),
+        ("Santa Clara, California", ["Santa Clara", "Levi's Stadium"], 0.0, 0.8),
+        ("in the year 1066", ["1066", "the year 1066"], 0.0, 0.8),
+        ("golden", ["gold", "gold-themed"], 0.0, 0.0),
+    ],
+)
+def test_rules_of_the_script_evaluate_v1_1(prediction: str, answers: list[str], exact: float, f1: float) -> None:
+    """Worked by hand from the published script: articles and punctuation go, the best of the answers counts."""
+    assert best_over(exact_match, prediction, answers) == exact
+    assert best_over(token_f1, prediction, answers) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "prediction", "expected"),
+    [
+        # The example of rouge-score's own page: five words in common order, of eight and nine.
+        ("The quick brown fox jumps over the lazy dog", "The quick brown dog jumps on the log.", 2 * 5 / (9 + 8)),
+        # Lin 2004, section 3.2: longest common subsequences of three and of two words of four.
+        ("police killed the gunman", "police kill the gunman", 1.0),
+        ("police killed the gunman", "the gunman kill police", 0.5),
+        ("", "anything", 0.0),
+    ],
+)
+def test_published_examples_of_rouge_l(answer: str, prediction: str, expected: float) -> None:
+    """kill and killed are one word here: words are stemmed, as in the published scores of summaries."""
+    assert rouge_l(prediction, answer) == pytest.approx(expected)
 
 
 def test_normalisation_drops_case_punctuation_articles_and_spaces() -> None:

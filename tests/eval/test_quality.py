@@ -120,6 +120,20 @@ def test_cold_share_says_what_was_met_before(engine: Engine, rows: str) -> None:
     assert engine.idle
 
 
+def test_the_same_seed_gives_the_same_results(tiny_checkpoint: Path, rows: str) -> None:
+    """On engines of their own; another seed draws other questions."""
+    first, again, other = (
+        run_quality(
+            Engine(EngineConfig(model=tiny_checkpoint, threads=1)),
+            QualityConfig(rows, limit=2, seed=seed, shuffle=True, cold_share=0.5),
+            ["hypic"],
+        ).results
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first["questions_fingerprint"] != other["questions_fingerprint"]
+
+
 def test_full_is_always_run_and_prompts_that_are_too_long_are_counted(engine: Engine, rows: str) -> None:
     report = run_quality(engine, QualityConfig(rows, limit=5), ["prefix"])
     scores = report.results["sets"]["rows"]
