@@ -12,10 +12,11 @@ from fastapi import FastAPI
 
 from hypic.router import faults
 from hypic.router.guards import BodyLimit, Doorkeeper
+from hypic.router.playground.route import router as playground
 from hypic.router.routes import chat, completions, generate, operations, segments
 from hypic.router.service import Service
 
-ROUTERS = (chat.router, completions.router, generate.router, segments.router, operations.router)
+ROUTERS = (chat.router, completions.router, generate.router, segments.router, operations.router, playground)
 
 
 def build_api(service: Service) -> FastAPI:

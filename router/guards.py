@@ -9,9 +9,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hypic.router.faults import ParameterError, error_response
 from hypic.router.keys import ApiKeys, Tenant
+from hypic.router.playground.route import PATHS as PLAYGROUND_PATHS
 
-OPEN_PATHS = frozenset({"/health"})
-"""What is answered without a key."""
+OPEN_PATHS = frozenset({"/health", *PLAYGROUND_PATHS})
+"""What is answered without a key: whether the server is well, and the page, which asks with the user's key."""
 
 TENANT = "hypic.tenant"
 """Where the guard leaves who it is, in the ASGI scope."""
