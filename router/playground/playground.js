@@ -263,21 +263,22 @@ function showCache(info) {
   $("cache").replaceChildren(...(blocks.length ? blocks : [element("p", { className: "hint" }, "no worker tells of a cache")]));
 }
 
+async function ask(path) {
+  const response = await fetch(path, { headers: headers() });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
 async function poll() {
-  let state = "unavailable", text = "the server does not answer";
+  let state = "unavailable", text;
   try {
-    const health = await fetch("health");
-    state = (await health.json()).status ?? state;
-    const info = await fetch("server_info", { headers: headers() });
-    if (info.ok) {
-      const told = await info.json();
-      text = `${told.model}: ${state}`;
-      showCache(told);
-    } else {
-      text = (await failure(info)).message;
-    }
-  } catch {
-    // said below: the page keeps asking
+    state = (await (await fetch("health")).json()).status;
+    text = `${(await ask("v1/models")).data[0].id}: ${state}`;
+    showCache(await ask("server_info")); // for operators alone, where keys are asked for
+  } catch (error) {
+    const told = error instanceof TypeError ? "the server does not answer" : error.message;
+    $("cache").replaceChildren(element("p", { className: "hint" }, told));
+    text ??= told;
   }
   $("dot").className = `dot ${state}`;
   if ($("status").textContent !== text) $("status").textContent = text;

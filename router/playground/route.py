@@ -13,7 +13,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""No script but ours, no connection but to where the page came from. Inline styles are widths of bars, set by script."""
+"""No script but ours, no connection but to where the page came from. Inline styles are widths of bars."""
 
 FILES = {
     "/": ("index.html", "text/html"),
