@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 import ray
+import torch
 
 from hypic.engine.engine import Engine
 from hypic.protocol import decode_entry
@@ -57,7 +57,7 @@ def test_entries_from_scatter_workers_are_the_engines_own(running: Any, referenc
         arrived, own = decode_entry(built.payload), reference.build([task])[0]
         assert arrived.key == own.key
         for name, tensor in own.tensors.items():
-            assert np.array_equal(arrived.tensors[name].numpy(), tensor.numpy()), name
+            assert torch.equal(arrived.tensors[name], tensor), name
 
 
 def test_cold_shuffled_and_mixed_over_http(running: Any, reference: Engine, make_request: Any) -> None:
