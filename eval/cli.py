@@ -15,6 +15,7 @@ from hypic.arms import ARMS, arm_named
 from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
 from hypic.eval.options import with_config
+from hypic.eval.scatter_config import ScatterConfig
 from hypic.eval.serve_config import LoadConfig
 from hypic.eval.settings import FidelityConfig, QualityConfig
 
@@ -262,3 +263,21 @@ def serve_load(
     from hypic.eval.serve_bench import run_serve_bench
 
     emit(run_serve_bench(_settled(engine), cluster, load, _names(arms)), as_json=json, out=out)
+
+
+@benchmarks.command()
+@with_config
+def scatter(
+    engine: EngineConfig,
+    measured: ScatterConfig,
+    model: Annotated[
+        Path | None, typer.Option(help="A checkpoint directory; a random Qwen3.5 made for timing by default.")
+    ] = None,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Cold prompts prefilled by several workers: longest first against round robin, real and simulated."""
+    from hypic.eval.report import emit
+    from hypic.eval.scatter_bench import run_scatter
+
+    emit(run_scatter(engine, model, measured), as_json=json, out=out)

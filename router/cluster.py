@@ -143,6 +143,13 @@ class LocalCluster:
             record=record,
         )
 
+    def use(self, scatter_workers: int, policy: Policy) -> None:
+        """Go on with the first so many scatter workers and another placement, for measurements. Nothing may run."""
+        scatter, combine = connect(self._ray.workers.names)
+        self._run(self.dispatcher.close())
+        self.dispatcher = Dispatcher(scatter[:scatter_workers], combine, policy)
+        self._run(self.dispatcher.connect())
+
     @property
     def workers(self) -> Workers:
         """The actors, for an HTTP server beside this one."""
