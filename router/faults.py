@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from hypic.errors import HypicError, InvalidRequestError, UnavailableError
+from hypic.errors import DeadlineError, HypicError, InvalidRequestError, UnavailableError
 from hypic.router.bodies.shared import ErrorBody, ErrorDetail
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,9 @@ def _kind(status: int) -> str:
 
 async def _on_hypic_error(request: Request, error: HypicError) -> JSONResponse:
     seconds = getattr(error, "retry_after_seconds", None)
-    headers = {"Retry-After": str(seconds)} if seconds is not None else None
+    headers = {"Retry-After": str(seconds)} if seconds is not None else {}
+    if isinstance(error, DeadlineError):
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients take 408 for a reason to do the same work twice more
     if error.status >= 500 and not isinstance(error, UnavailableError):
         _log.error("fault in %s %s", request.method, request.url.path, exc_info=error)
     return JSONResponse(error_body(error).model_dump(), error.status, headers=headers)

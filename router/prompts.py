@@ -27,7 +27,7 @@ Prompt = str | Sequence[int]
 def chat_request(service: Service, tenant: Tenant, body: ChatBody) -> GenerationRequest:
     """Tokenise a chat. Raises InvalidRequestError."""
     model = service.served
-    check_model(body, model)
+    check_model(body.model, model)
     _refuse_unserved(body)
     at_most("top_logprobs", body.top_logprobs or 0, service.config.max_top_logprobs)
     if body.top_logprobs and not body.logprobs:
@@ -45,7 +45,7 @@ def chat_request(service: Service, tenant: Tenant, body: ChatBody) -> Generation
 def completion_requests(service: Service, tenant: Tenant, body: CompletionBody) -> list[GenerationRequest]:
     """Tokenise raw prompts, a request for each. Raises InvalidRequestError."""
     model = service.served
-    check_model(body, model)
+    check_model(body.model, model)
     if body.echo:
         raise _unserved("echo", body.echo)
     if body.suffix:
@@ -79,10 +79,10 @@ def generate_requests(service: Service, tenant: Tenant, body: GenerateBody) -> l
     ]
 
 
-def check_model(body: SamplingFields, model: ServedModel) -> None:
+def check_model(name: str | None, model: ServedModel) -> None:
     """Raises ParameterError for another model's name."""
-    if body.model is not None and body.model != model.id:
-        told = f"there is no model {body.model!r:.100} here; this server has {model.id!r}"
+    if name is not None and name != model.id:
+        told = f"there is no model {name!r:.100} here; this server has {model.id!r}"
         raise ParameterError(told, "model", "model_not_found", 404)
 
 
@@ -203,7 +203,7 @@ def _refuse_unserved(body: ChatBody) -> None:
         "response_format": lambda value: value == {"type": "text"},
         "modalities": lambda value: value == ["text"],
     }
-    for name in (*neutral, "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
+    for name in (*neutral, "audio", "reasoning_effort", "verbosity", "web_search_options"):
         value = getattr(body, name)
         if value is not None and not (name in neutral and neutral[name](value)):
             raise _unserved(name, value)

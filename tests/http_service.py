@@ -1,11 +1,14 @@
 """An HTTP service over workers in this process, and what tests of its routes ask of answers."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
+import uvicorn
 from starlette.testclient import TestClient
 
 from hypic.config import ServerConfig
@@ -50,6 +53,26 @@ def client_of(app: Any, **headers: str) -> Iterator[TestClient]:
         while client.get("/v1/models").status_code == 503:
             time.sleep(0.01)
         yield client
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The URL of an application that has found its workers, on a socket of this machine."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        while httpx.get(f"{url}/health").status_code == 503:
+            time.sleep(0.01)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+    assert not thread.is_alive(), "the server did not stop"
 
 
 def text_of(response: Any) -> str:

@@ -53,7 +53,7 @@ class ChatBody(SamplingFields):
     response_format: dict[str, Any] | None = None
     modalities: list[Text] | None = None
     audio: Any = None
-    prediction: Any = None
+    prediction: Any = Field(default=None, description="Taken and without effect: a guess changes no answer.")
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None

@@ -16,8 +16,8 @@ from hypic.router.bodies.operations import CloseSessionBody, Flushed, OpenSessio
 from hypic.router.bodies.shared import HealthBody, Model, ModelList
 from hypic.router.dispatcher import Health
 from hypic.router.faults import answers
-from hypic.router.prompts import identifier
-from hypic.router.service import RETRY_SECONDS, CallerDep, OperatorDep, ServiceDep
+from hypic.router.prompts import check_model, identifier
+from hypic.router.service import RETRY_SECONDS, CallerDep, OperatorDep, ServedModel, ServiceDep
 from hypic.router.strict_json import StrictRoute
 
 GENERATE_SECONDS = 20.0
@@ -29,8 +29,14 @@ router = APIRouter(route_class=StrictRoute)
 @router.get("/v1/models", responses=answers(503))
 async def models(service: ServiceDep, tenant: CallerDep) -> ModelList:
     """The one model that is served."""
-    model = service.served
-    return ModelList(data=[Model(id=model.id, created=model.created, max_model_len=model.max_tokens)])
+    return ModelList(data=[_described(service.served)])
+
+
+@router.get("/v1/models/{name}", responses=answers(404, 503))
+async def model(name: str, service: ServiceDep, tenant: CallerDep) -> Model:
+    """The model of that name, where it is the one that is served."""
+    check_model(name, service.served)
+    return _described(service.served)
 
 
 @router.get("/health", response_model=HealthBody, responses={503: {"model": HealthBody}})
@@ -102,3 +108,7 @@ async def close_session(body: CloseSessionBody, service: ServiceDep, tenant: Cal
     for port in service.dispatcher.combine_ports:
         await port.close_session(body.session_id, tenant.salt(body.cache_salt))
     return Response()
+
+
+def _described(model: ServedModel) -> Model:
+    return Model(id=model.id, created=model.created, max_model_len=model.max_tokens)

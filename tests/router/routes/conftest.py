@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_service import app_over, client_of
+from http_service import app_over, client_of, listening
 from starlette.testclient import TestClient
 
 from hypic.router.service import ServedModel
@@ -31,3 +31,10 @@ def client(combine: CombineWorker, scatter_ports: Any, model: ServedModel) -> It
         port.broken = False
     with client_of(app_over(combine, scatter_ports, model)) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def url(combine: CombineWorker, scatter_ports: Any, model: ServedModel) -> Iterator[str]:
+    """The same over a socket, for clients that bring their own connections."""
+    with listening(app_over(combine, scatter_ports, model)) as url:
+        yield url
