@@ -14,6 +14,7 @@ import typer
 from hypic.arms import ARMS, arm_named
 from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
+from hypic.eval.chaos_config import ChaosConfig
 from hypic.eval.options import with_config
 from hypic.eval.scatter_config import ScatterConfig
 from hypic.eval.serve_config import LoadConfig
@@ -281,3 +282,17 @@ def scatter(
     from hypic.eval.scatter_bench import run_scatter
 
     emit(run_scatter(engine, model, measured), as_json=json, out=out)
+
+
+@benchmarks.command()
+@with_config
+def chaos(engine: EngineConfig, measured: ChaosConfig, json: Json = False, out: Out = None) -> None:
+    """Right answers or clear errors while workers die, stall and forget. Ends with status 1 where an answer was wrong,
+    a request hung, or something is held at the end."""
+    from hypic.eval.chaos import run_chaos
+    from hypic.eval.report import emit
+
+    report = run_chaos(engine, measured)
+    emit(report, as_json=json, out=out)
+    if not report.results["passed"]:
+        raise typer.Exit(1)

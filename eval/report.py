@@ -148,6 +148,10 @@ class Advance:
     def __call__(self, title: str | None = None) -> None:
         self._bar.update(self._task, advance=1, description=title)
 
+    def to(self, done: int) -> None:
+        """Move it to so many units done."""
+        self._bar.update(self._task, completed=done)
+
 
 def commit() -> str:
     """The commit of the checkout, with a + where files differ from it; the version of an installed package."""

@@ -102,7 +102,7 @@ class LocalCluster:
             self._thread.start()
             scatter, combine = connect(self._ray.workers.names)
             self.dispatcher = Dispatcher(scatter, combine, cast(Policy, self.cluster.placement))
-            self.info = self._run(self.dispatcher.connect())
+            self.info = self.run(self.dispatcher.connect())
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -113,7 +113,7 @@ class LocalCluster:
     ) -> None:
         if self._thread.is_alive():
             if hasattr(self, "dispatcher"):
-                self._run(self.dispatcher.close())
+                self.run(self.dispatcher.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
         self._ray.__exit__(kind, error, trace)
@@ -122,10 +122,10 @@ class LocalCluster:
         """Outputs of a request as they come; see `Dispatcher.generate`."""
         outputs = self.dispatcher.generate(request, record)
         try:
-            while (output := self._run(_next(outputs))) is not None:
+            while (output := self.run(_next(outputs))) is not None:
                 yield output
         finally:
-            self._run(outputs.aclose())
+            self.run(outputs.aclose())
 
     def complete(self, request: GenerationRequest) -> Completion:
         """Run a request to its end."""
@@ -146,9 +146,9 @@ class LocalCluster:
     def use(self, scatter_workers: int, policy: Policy) -> None:
         """Go on with the first so many scatter workers and another placement, for measurements. Nothing may run."""
         scatter, combine = connect(self._ray.workers.names)
-        self._run(self.dispatcher.close())
+        self.run(self.dispatcher.close())
         self.dispatcher = Dispatcher(scatter[:scatter_workers], combine, policy)
-        self._run(self.dispatcher.connect())
+        self.run(self.dispatcher.connect())
 
     @property
     def workers(self) -> Workers:
@@ -162,13 +162,14 @@ class LocalCluster:
 
     def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now."""
-        return self._run(self.dispatcher.plan(request))
+        return self.run(self.dispatcher.plan(request))
 
     def stats(self) -> list[WorkerStats]:
         """Of every worker that answers, combine workers first."""
-        return self._run(self.dispatcher.stats())
+        return self.run(self.dispatcher.stats())
 
-    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run something in the router's event loop, where the dispatcher lives, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
