@@ -15,12 +15,14 @@ from hypic.router.guards import BodyLimit, Doorkeeper
 from hypic.router.playground.route import router as playground
 from hypic.router.routes import chat, completions, generate, operations, segments
 from hypic.router.service import Service
+from hypic.router.watch import Watch
 
 ROUTERS = (chat.router, completions.router, generate.router, segments.router, operations.router, playground)
 
 
-def build_api(service: Service) -> FastAPI:
-    """The application. It answers at once, with 503 until the workers are there."""
+def build_api(service: Service, send_request_id: bool = True) -> FastAPI:
+    """The application. It answers at once, with 503 until the workers are there. send_request_id: False where what
+    stands in front of it sends the header."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -41,5 +43,8 @@ def build_api(service: Service) -> FastAPI:
         max_open_body_bytes=config.max_open_body_bytes,
         body_seconds=config.body_seconds,
     )
-    app.add_middleware(Doorkeeper, keys=service.keys)  # the last one added is the first one asked
+    app.add_middleware(Doorkeeper, keys=service.keys)
+    # The last one added is the first one asked.
+    routes = [*app.routes, *(route for router in ROUTERS for route in router.routes)]
+    app.add_middleware(Watch, observations=service.observations, routes=routes, send_id=send_request_id)
     return app

@@ -132,7 +132,8 @@ def _application(
                 model_id(engine), tokenizer, max_tokens, server.pic, created, *default_sampling(engine.model)
             )
 
-        return build_api(Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load, server, keys))
+        service = Service(Dispatcher(scatter, combine, cast(Policy, cluster.placement)), load, server, keys)
+        return build_api(service, send_request_id=False)  # the proxy does
 
     ingress: Any = serve.deployment(
         serve.ingress(build)(),

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from hypic.errors import DeadlineError
-from hypic.request import GenerationRequest, TokenLogprob, TokenOutput
+from hypic.request import TokenLogprob, TokenOutput
 from hypic.router.bodies.shared import PromptTokensDetails, Report, UsageBody
 from hypic.router.dispatcher import Dispatcher
+from hypic.router.observation import Run
 from hypic.router.record import RequestRecord
 
 Outputs = AsyncGenerator[TokenOutput, None]
@@ -77,16 +78,13 @@ class Tally:
         )
 
 
-async def start(
-    dispatcher: Dispatcher, requests: Sequence[GenerationRequest], began: float, timeout_seconds: float | None
-) -> Call:
-    """Run requests up to their first tokens, so that what goes wrong before has a status of its own.
+async def start(dispatcher: Dispatcher, runs: Sequence[Run], began: float, timeout_seconds: float | None) -> Call:
+    """Run what was begun up to its first tokens, so that what goes wrong before has a status of its own.
 
     began: when the call came in, by time.perf_counter. Raises DeadlineError `timeout_seconds` after that, here or out
     of the outputs.
     """
-    records = [RequestRecord() for _ in requests]
-    streams = [dispatcher.generate(request, record) for request, record in zip(requests, records, strict=True)]
+    streams = [run.outputs(dispatcher) for run in runs]
     ends = None
     if timeout_seconds is not None:
         left = timeout_seconds - (time.perf_counter() - began)
@@ -94,12 +92,13 @@ async def start(
     outputs = _together(streams, ends)
     firsts: list[tuple[int, TokenOutput]] = []
     try:
-        while len({number for number, _ in firsts}) < len(requests):
+        while len({number for number, _ in firsts}) < len(runs):
             firsts.append(await anext(outputs))
     except BaseException:
         await outputs.aclose()
         raise
-    return Call(requests[0].request_id, int(time.time()), began, records, _resumed(firsts, outputs))
+    records = [run.record for run in runs]
+    return Call(runs[0].request.request_id, int(time.time()), began, records, _resumed(firsts, outputs))
 
 
 async def _resumed(

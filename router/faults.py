@@ -1,16 +1,18 @@
 """Errors as HTTP sees them: OpenAI's envelope around every answer above 399, whatever went wrong."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from hypic.errors import DeadlineError, HypicError, InvalidRequestError, UnavailableError
 from hypic.router.bodies.shared import ErrorBody, ErrorDetail
+from hypic.router.observation import observation_of
 
 _log = logging.getLogger(__name__)
 
@@ -64,19 +66,36 @@ def error_body(error: Exception) -> ErrorBody:
     return ErrorBody(error=ErrorDetail(message=str(error), type=_kind(error.status), param=param, code=error.code))
 
 
-def error_response(status: int, message: str, code: str, param: str | None = None) -> JSONResponse:
-    """The envelope as an answer."""
+class ErrorResponse(JSONResponse):
+    """The envelope as an answer; whoever observes the request finds its code."""
+
+    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(body.model_dump(), status, headers)
+        self._code = body.error.code or ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        observation_of(scope).code = self._code
+        await super().__call__(scope, receive, send)
+
+
+def error_response(status: int, message: str, code: str, param: str | None = None) -> ErrorResponse:
+    """The envelope around what went wrong."""
     detail = ErrorDetail(message=message, type=_kind(status), param=param, code=code)
-    return JSONResponse(ErrorBody(error=detail).model_dump(), status)
+    return ErrorResponse(ErrorBody(error=detail), status)
+
+
+def fault_response(request: Request, error: Exception) -> ErrorResponse:
+    """The envelope around what nobody foresaw."""
+    _log.error("unhandled fault in %s %s", request.method, request.url.path, exc_info=error)
+    return ErrorResponse(error_body(error), 500)
 
 
 def install(app: FastAPI) -> None:
-    """Have an application answer every error in the envelope."""
+    """Have an application answer every error in the envelope; what has no handler here is answered by `Watch`."""
     handlers: dict[type[Exception], Callable[[Request, Any], Any]] = {
         HypicError: _on_hypic_error,
         RequestValidationError: _on_invalid,
         HTTPException: _on_http_error,
-        Exception: _on_fault,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
@@ -86,17 +105,17 @@ def _kind(status: int) -> str:
     return "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
 
 
-async def _on_hypic_error(request: Request, error: HypicError) -> JSONResponse:
+async def _on_hypic_error(request: Request, error: HypicError) -> ErrorResponse:
     seconds = getattr(error, "retry_after_seconds", None)
     headers = {"Retry-After": str(seconds)} if seconds is not None else {}
     if isinstance(error, DeadlineError):
         headers["X-Should-Retry"] = "false"  # OpenAI's clients take 408 for a reason to do the same work twice more
     if error.status >= 500 and not isinstance(error, UnavailableError):
         _log.error("fault in %s %s", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body(error).model_dump(), error.status, headers=headers)
+    return ErrorResponse(error_body(error), error.status, headers)
 
 
-async def _on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+async def _on_invalid(request: Request, error: RequestValidationError) -> ErrorResponse:
     """Bad JSON or a wrong type is the client's: 400, naming the field. What was sent is not echoed."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
@@ -108,15 +127,10 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> JSONRe
     return error_response(400, f"{param or 'body'}: {first['msg']}", "invalid_value", param)
 
 
-async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+async def _on_http_error(request: Request, error: HTTPException) -> ErrorResponse:
     response = error_response(error.status_code, str(error.detail), _CODES.get(error.status_code, "invalid_request"))
     response.headers.update(error.headers or {})
     return response
-
-
-async def _on_fault(request: Request, error: Exception) -> JSONResponse:
-    _log.error("unhandled fault in %s %s", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body(error).model_dump(), 500)
 
 
 def _param(location: tuple[int | str, ...]) -> str | None:

@@ -16,6 +16,7 @@ from hypic.errors import UnavailableError
 from hypic.router.dispatcher import Dispatcher
 from hypic.router.guards import caller, operator
 from hypic.router.keys import ApiKeys, Tenant
+from hypic.router.observation import Observations
 from hypic.token_cache import TokenCache
 from hypic.tokenizer import PromptTokenizer
 
@@ -56,6 +57,7 @@ class Service:
         """load: the served model, given the longest text that the workers read. keys: None asks nobody for one."""
         self.dispatcher, self.keys = dispatcher, keys
         self.config = config or ServerConfig()
+        self.observations = Observations()
         self.model: ServedModel | None = None
         self.token_cache = TokenCache(self.config.token_cache_bytes)
         self._load = load
@@ -87,6 +89,7 @@ class Service:
         """Stop what runs in the background."""
         self._tokenising.shutdown(wait=False, cancel_futures=True)
         await self.dispatcher.close()
+        self.observations.close()
 
 
 def default_sampling(path: Path) -> tuple[float, float]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from hypic.errors import HypicError
 from hypic.router.faults import error_body
+from hypic.router.observation import Observation, error_code, observation_of
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -24,10 +26,30 @@ def event(value: BaseModel | dict[str, Any]) -> str:
     return f"data: {data}\n\n"
 
 
-def streamed(events: AsyncGenerator[str, None]) -> StreamingResponse:
+class EventStream(StreamingResponse):
     """An answer of events. A fault ends it with an error event and no [DONE]: the text so far is not the answer."""
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_told(events), media_type=MEDIA_TYPE, headers=headers)
+
+    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(self._told(events), media_type=MEDIA_TYPE, headers=headers)
+        self._observation: Observation | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._observation = observation_of(scope)
+        await super().__call__(scope, receive, send)
+
+    async def _told(self, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+        try:
+            async for text in events:
+                yield text
+        except Exception as error:
+            if not isinstance(error, HypicError):
+                _log.error("a stream broke off", exc_info=error)
+            assert self._observation is not None, "events are asked for by the answer alone"
+            self._observation.code = error_code(error)
+            yield event(error_body(error))
+        finally:
+            await events.aclose()
 
 
 def schema(body: type[BaseModel], description: str) -> dict[int | str, dict[str, Any]]:
@@ -35,16 +57,3 @@ def schema(body: type[BaseModel], description: str) -> dict[int | str, dict[str,
     name = body.__name__
     content = {MEDIA_TYPE: {"schema": {"type": "string", "description": f"`data: ` lines, each a {name}, then [DONE]"}}}
     return {200: {"description": description, "content": content}}
-
-
-async def _told(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    try:
-        async for text in events:
-            yield text
-    except HypicError as error:
-        yield event(error_body(error))
-    except Exception as error:
-        _log.error("a stream broke off", exc_info=error)
-        yield event(error_body(error))
-    finally:
-        await events.aclose()

@@ -20,9 +20,10 @@ from hypic.router.bodies.chat import (
 )
 from hypic.router.calls import AnswerSoFar, Call, Tally, start
 from hypic.router.faults import answers
+from hypic.router.observation import ObservationDep
 from hypic.router.prompts import chat_request
 from hypic.router.service import CallerDep, ServedModel, ServiceDep
-from hypic.router.streams import DONE, event, schema, streamed
+from hypic.router.streams import DONE, EventStream, event, schema
 from hypic.router.strict_json import StrictRoute
 
 LEAST_LOGPROB = -9999.0
@@ -36,13 +37,13 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
     response_model=ChatCompletion,
     responses=schema(ChatChunk, "The answer; with `stream`, events of its parts"),
 )
-async def chat_completions(body: ChatBody, service: ServiceDep, tenant: CallerDep) -> Any:
+async def chat_completions(body: ChatBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Answer a chat over documents. With `stream`, server-sent events of `chat.completion.chunk`."""
     began = time.perf_counter()
     request = await service.tokenised(lambda: chat_request(service, tenant, body))
-    call = await start(service.dispatcher, [request], began, body.timeout)
+    call = await start(service.dispatcher, [observation.begin(request)], began, body.timeout)
     if body.stream:
-        return streamed(_events(call, service.served, body))
+        return EventStream(_events(call, service.served, body))
     return JSONResponse((await _whole(call, service.served, body)).model_dump())
 
 

@@ -11,10 +11,11 @@ from hypic.request import FinishReason, TokenLogprob
 from hypic.router.bodies.completions import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
 from hypic.router.calls import Call, Tally, start
 from hypic.router.faults import answers
+from hypic.router.observation import ObservationDep
 from hypic.router.prompts import completion_requests
 from hypic.router.routes.chat import LEAST_LOGPROB
 from hypic.router.service import CallerDep, ServedModel, ServiceDep
-from hypic.router.streams import DONE, event, schema, streamed
+from hypic.router.streams import DONE, EventStream, event, schema
 from hypic.router.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413, 429, 503))
@@ -25,13 +26,13 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
     response_model=Completion,
     responses=schema(Completion, "The answer; with `stream`, events of its parts"),
 )
-async def completions(body: CompletionBody, service: ServiceDep, tenant: CallerDep) -> Any:
+async def completions(body: CompletionBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Continue raw prompts: choice i of prompt p has the index p times n plus i."""
     began = time.perf_counter()
     requests = await service.tokenised(lambda: completion_requests(service, tenant, body))
-    call = await start(service.dispatcher, requests, began, body.timeout)
+    call = await start(service.dispatcher, [observation.begin(request) for request in requests], began, body.timeout)
     if body.stream:
-        return streamed(_events(call, service.served, body))
+        return EventStream(_events(call, service.served, body))
     tally = Tally(body.n or 1)
     async for number, output in call.outputs:
         tally.add(number, output)

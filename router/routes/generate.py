@@ -11,10 +11,11 @@ from hypic.request import TokenLogprob
 from hypic.router.bodies.generate import FinishReasonBody, GenerateBody, Generated, MetaInfo
 from hypic.router.calls import AnswerSoFar, Call, Tally, start
 from hypic.router.faults import answers
+from hypic.router.observation import ObservationDep
 from hypic.router.prompts import generate_requests
 from hypic.router.routes.chat import LEAST_LOGPROB
 from hypic.router.service import CallerDep, ServedModel, ServiceDep
-from hypic.router.streams import DONE, event, schema, streamed
+from hypic.router.streams import DONE, EventStream, event, schema
 from hypic.router.strict_json import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413, 429, 503))
@@ -25,14 +26,14 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
     response_model=Generated | list[Generated],
     responses=schema(Generated, "One answer, or a list where several were asked for; with `stream`, events"),
 )
-async def generate(body: GenerateBody, service: ServiceDep, tenant: CallerDep) -> Any:
+async def generate(body: GenerateBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Continue raw prompts. One prompt and n = 1 give an object, more a list; a stream has an object an event."""
     began = time.perf_counter()
     requests = await service.tokenised(lambda: generate_requests(service, tenant, body))
-    call = await start(service.dispatcher, requests, began, body.timeout)
+    call = await start(service.dispatcher, [observation.begin(request) for request in requests], began, body.timeout)
     tally = Tally((body.sampling_params and body.sampling_params.n) or 1)
     if body.stream:
-        return streamed(_events(call, tally, service.served, body))
+        return EventStream(_events(call, tally, service.served, body))
     async for number, output in call.outputs:
         tally.add(number, output)
     found = [_generated(call, tally, index, service.served, body) for index in sorted(tally.answers)]

@@ -16,6 +16,7 @@ from hypic.router.bodies.operations import CloseSessionBody, Flushed, OpenSessio
 from hypic.router.bodies.shared import HealthBody, Model, ModelList
 from hypic.router.dispatcher import Health
 from hypic.router.faults import answers
+from hypic.router.observation import ObservationDep
 from hypic.router.prompts import check_model, identifier
 from hypic.router.service import RETRY_SECONDS, CallerDep, OperatorDep, ServedModel, ServiceDep
 from hypic.router.strict_json import StrictRoute
@@ -51,11 +52,11 @@ async def health(service: ServiceDep) -> Any:
 
 
 @router.get("/health_generate", response_class=Response, responses=answers(503))
-async def health_generate(service: ServiceDep, tenant: CallerDep) -> Response:
+async def health_generate(service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Response:
     """200 once a token has been generated, without any cache."""
     segments = marked_segments(service.served.tokenizer, "a")
     request = GenerationRequest(identifier("health"), segments, arm_named("full"), SamplingParams(max_tokens=1))
-    outputs = service.dispatcher.generate(request)
+    outputs = observation.begin(request).outputs(service.dispatcher)
     try:
         async with asyncio.timeout(GENERATE_SECONDS):
             async for _ in outputs:

@@ -22,9 +22,10 @@ from hypic.router.bodies.segments import (
 )
 from hypic.router.faults import ParameterError, answers
 from hypic.router.limits import Encoder, documents_of
+from hypic.router.observation import Observation, ObservationDep
 from hypic.router.prompts import identifier
 from hypic.router.service import CallerDep, Service, ServiceDep
-from hypic.router.streams import DONE, event, schema, streamed
+from hypic.router.streams import DONE, EventStream, event, schema
 from hypic.router.strict_json import StrictRoute
 from hypic.segment import Document, Segment
 from hypic.tokenizer import TextPart
@@ -44,16 +45,16 @@ Identifier = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
     responses=schema(WarmedSegment, "What became of each document; with `stream`, an event as each is done")
     | answers(413, 429),
 )
-async def warm(body: WarmBody, service: ServiceDep, tenant: CallerDep) -> Any:
+async def warm(body: WarmBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Prefill documents, so that the first question over them finds them cached. What is cached already stays."""
     arm = arm_named((body.hypic and body.hypic.arm) or service.served.arm)
     if not arm.reuse_segments or arm.anchored:
         told = f"the arm {arm.name!r} has no segments that stand for themselves: warm those of hypic or transition"
         raise ParameterError(f"hypic.arm: {told}", "hypic.arm")
     documents = documents_of(body.documents, service.config)
-    done = _warmed(service, documents, arm, tenant.salt(body.cache_salt))
+    done = _warmed(service, observation, documents, arm, tenant.salt(body.cache_salt))
     if body.stream:
-        return streamed(_events(done))
+        return EventStream(_events(done))
     began, found = time.perf_counter(), [segment async for segment in done]
     found.sort(key=lambda segment: segment.index)
     return JSONResponse(_report(found, began, with_data=True).model_dump())
@@ -121,14 +122,14 @@ async def _events(done: AsyncGenerator[WarmedSegment, None]) -> AsyncGenerator[s
 
 
 async def _warmed(
-    service: Service, documents: list[Document], arm: Arm, salt: str
+    service: Service, observation: Observation, documents: list[Document], arm: Arm, salt: str
 ) -> AsyncGenerator[WarmedSegment, None]:
     """What becomes of each document, as it is done; the longest are begun first, so that none comes last alone."""
     gate = asyncio.Semaphore(WARMED_AT_ONCE)
 
     async def one(number: int) -> WarmedSegment:
         async with gate:
-            return await _warm(service, number, documents[number], arm, salt)
+            return await _warm(service, observation, number, documents[number], arm, salt)
 
     order = sorted(range(len(documents)), key=lambda number: -len(documents[number].text))
     tasks = [asyncio.ensure_future(one(number)) for number in order]
@@ -141,7 +142,9 @@ async def _warmed(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _warm(service: Service, number: int, document: Document, arm: Arm, salt: str) -> WarmedSegment:
+async def _warm(
+    service: Service, observation: Observation, number: int, document: Document, arm: Arm, salt: str
+) -> WarmedSegment:
     """One document. What goes wrong with it is its own: the others go on."""
     label = document.id or document.title or f"document {number + 1}"
     tokens = 0
@@ -153,7 +156,7 @@ async def _warm(service: Service, number: int, document: Document, arm: Arm, sal
         request = GenerationRequest(
             identifier("warm"), segments, arm, SamplingParams(max_tokens=1), salt, build_only=True
         )
-        outputs = [output async for output in service.dispatcher.generate(request)]
+        outputs = [output async for output in observation.begin(request).outputs(service.dispatcher)]
     except HypicError as error:
         return WarmedSegment(index=number, id=None, label=label, tokens=tokens, status="failed", error=str(error))
     return _outcome(number, label, outputs[-1])
