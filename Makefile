@@ -28,7 +28,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 		{ echo "HYPIC needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,eval,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,eval,dev,otel]'
 	touch $@
 
 clean:

@@ -25,6 +25,7 @@ from hypic.workers.ports import (
     CombinePort,
     Delivery,
     Opened,
+    Role,
     ScatterPort,
     Tokens,
     WorkerInfo,
@@ -119,7 +120,7 @@ class Dispatcher:
         another; after it, WorkerLostError is raised, and what was said so far stands.
         """
         record = record if record is not None else RequestRecord()
-        began = time.perf_counter()
+        began, record.began_at = time.perf_counter(), time.time()
         while True:
             worker = self._choose(request)
             record.request_id, record.combine_worker = request.request_id, worker.port.name
@@ -134,6 +135,12 @@ class Dispatcher:
                 if record.ttft_seconds:
                     raise
                 record.builds.clear()
+
+    @property
+    def alive(self) -> dict[str, tuple[Role, bool]]:
+        """Role of every worker, and whether it answered when it was last asked."""
+        found: dict[str, tuple[Role, bool]] = {worker.port.name: ("combine", worker.alive) for worker in self._combine}
+        return found | {worker.port.name: ("scatter", worker.alive) for worker in self._scatter}
 
     async def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now, where it would run."""
@@ -259,7 +266,7 @@ class Dispatcher:
         try:
             delivery = await combine.port.deliver(task.key, [building.result], patience)
         except HypicError as error:  # the combine worker is gone; its requests are told by their streams
-            delivery = Delivery(task.key, fallback=str(error))
+            delivery = Delivery(task.key, fallback=str(error), cause="receiver_lost")
         finally:
             building.users -= 1
             if not building.users:
@@ -337,6 +344,7 @@ def _build_record(
         payload_bytes=delivery.payload_bytes,
         waited_seconds=waited_seconds,
         fallback=delivery.fallback,
+        cause=delivery.cause,
     )
 
 

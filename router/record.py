@@ -4,12 +4,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hypic.plan import Plan
+from hypic.workers.ports import FallbackCause
 
 
 @dataclass(frozen=True)
 class BuildRecord:
     """One cold segment. worker: who prefilled it. predicted_seconds: by the cost model. waited_seconds: from its
-    dispatch until it was usable. fallback: why its worker did not bring it, "" if it did."""
+    dispatch until it was usable. fallback: why its worker did not bring it, "" if it did; cause: the same in one word.
+    A segment that stayed on the combine worker from the first has no times."""
 
     key: str
     tokens: int
@@ -20,12 +22,14 @@ class BuildRecord:
     payload_bytes: int
     waited_seconds: float
     fallback: str = ""
+    cause: FallbackCause = ""
 
 
 @dataclass
 class RequestRecord:
     """Filled in while the request runs; times are 0 for what has not happened.
 
+    began_at: Unix time of the dispatcher's first move.
     reserve_seconds: until the combine worker had planned it. dispatch_seconds: from there until the combine pass could
     start (makespan of the cold segments, transfers included). transfer_seconds: of all segments together.
     combine_seconds: the one pass over the active tokens. ttft_seconds: from the dispatcher's first move to the first
@@ -35,6 +39,7 @@ class RequestRecord:
     request_id: str = ""
     combine_worker: str = ""
     attempts: int = 0
+    began_at: float = 0.0
     reserve_seconds: float = 0.0
     dispatch_seconds: float = 0.0
     transfer_seconds: float = 0.0

@@ -1,6 +1,7 @@
 """What the routes work on: the workers, the served model, its limits."""
 
 import asyncio
+import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from hypic.errors import UnavailableError
 from hypic.router.dispatcher import Dispatcher
 from hypic.router.guards import caller, operator
 from hypic.router.keys import ApiKeys, Tenant
+from hypic.router.metrics import Metrics
 from hypic.router.observation import Observations
+from hypic.router.worker_metrics import WorkerMetrics
 from hypic.token_cache import TokenCache
 from hypic.tokenizer import PromptTokenizer
 
@@ -57,7 +60,9 @@ class Service:
         """load: the served model, given the longest text that the workers read. keys: None asks nobody for one."""
         self.dispatcher, self.keys = dispatcher, keys
         self.config = config or ServerConfig()
-        self.observations = Observations()
+        self.metrics = Metrics(importlib.metadata.version("hypic"))
+        self.observations = Observations([self.metrics])
+        self.worker_metrics = WorkerMetrics(self.metrics.registry, self.observations, dispatcher)
         self.model: ServedModel | None = None
         self.token_cache = TokenCache(self.config.token_cache_bytes)
         self._load = load

@@ -21,7 +21,7 @@ from hypic.protocol import ProtocolError, decode_entry
 from hypic.request import GenerationRequest, TokenOutput
 from hypic.segment import TokenIds
 from hypic.workers.engine_loop import EngineLoop, ResultT, store_stats
-from hypic.workers.ports import BuiltSegment, Delivery, Opened, Tokens, WorkerInfo, WorkerStats
+from hypic.workers.ports import BuiltSegment, Delivery, FallbackCause, Opened, Tokens, WorkerInfo, WorkerStats
 
 ANNOUNCE_SECONDS = 5.0
 """How long a cold segment may stay nobody's task before it is built here."""
@@ -186,7 +186,7 @@ class CombineWorker:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         _log.warning("%s: segment %s is built here: %s", self.name, key.hex()[:12], reason)
         await self.build_here([key])
-        return Delivery(key, fallback=reason, lost=_lost(error))
+        return Delivery(key, fallback=reason, cause=_cause(error), lost=_lost(error))
 
     def _check(self, key: bytes, entry: SegmentEntry) -> None:
         expected = self._expected.get(key)
@@ -212,6 +212,14 @@ def _tokens(output: TokenOutput, step_seconds: float, first: bool) -> Tokens:
 
 async def _awaited(result: Awaitable[BuiltSegment]) -> BuiltSegment:
     return await result
+
+
+def _cause(error: Exception) -> FallbackCause:
+    if isinstance(error, ProtocolError):
+        return "damaged"
+    if isinstance(error, TimeoutError):
+        return "late"
+    return "lost" if _lost(error) else "failed"
 
 
 def _lost(error: Exception) -> bool:

@@ -18,6 +18,10 @@ from hypic.workers.cost import CostModel
 
 Role = Literal["scatter", "combine"]
 
+FallbackCause = Literal["", "lost", "late", "damaged", "failed", "receiver_lost"]
+"""Why a segment is built on the combine worker after all: its builder is gone (lost) or took too long (late), what it
+sent does not check out (damaged), its build raised (failed), or the combine worker itself is gone (receiver_lost)."""
+
 
 class WorkerLostError(UnavailableError):
     """The worker's process is gone, or does not answer."""
@@ -80,7 +84,8 @@ class Tokens:
 @dataclass(frozen=True)
 class Delivery:
     """How a segment reached its combine worker. transfer_seconds: from ready at the sender to usable here.
-    fallback: why it is built on the combine worker instead, "" if it arrived. lost: whether its sender is gone."""
+    fallback: why it is built on the combine worker instead, "" if it arrived, and its cause in one word. lost: whether
+    its sender is gone."""
 
     key: bytes
     worker: str = ""
@@ -88,6 +93,7 @@ class Delivery:
     transfer_seconds: float = 0.0
     payload_bytes: int = 0
     fallback: str = ""
+    cause: FallbackCause = ""
     lost: bool = False
 
 

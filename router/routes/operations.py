@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from hypic.arms import arm_named
 from hypic.errors import UnavailableError
@@ -90,6 +91,13 @@ async def server_info(service: ServiceDep, tenant: OperatorDep) -> ServerInfo:
         limits={name: getattr(service.config, name) for name in names},
         workers=[asdict(stats) for stats in await service.dispatcher.stats()],
     )
+
+
+@router.get("/metrics", response_class=Response, responses=answers(403))
+async def metrics(service: ServiceDep, tenant: OperatorDep) -> Response:
+    """Counts and times for Prometheus, of all tenants together. Answers before the workers are there, too."""
+    await service.worker_metrics.refresh()
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.post("/open_session", responses=answers(400, 413, 503))
