@@ -19,6 +19,7 @@ from hypic.eval.options import with_config
 from hypic.eval.scatter_config import ScatterConfig
 from hypic.eval.serve_config import LoadConfig
 from hypic.eval.settings import FidelityConfig, QualityConfig
+from hypic.eval.soak_config import SoakConfig
 
 app = typer.Typer(
     help="Position-independent caching for hybrid-attention language models, served on Ray.",
@@ -293,6 +294,22 @@ def chaos(engine: EngineConfig, measured: ChaosConfig, json: Json = False, out: 
     from hypic.eval.report import emit
 
     report = run_chaos(engine, measured)
+    emit(report, as_json=json, out=out)
+    if not report.results["passed"]:
+        raise typer.Exit(1)
+
+
+@benchmarks.command()
+@with_config
+def soak(
+    engine: EngineConfig, cluster: ClusterConfig, measured: SoakConfig, json: Json = False, out: Out = None
+) -> None:
+    """A server under mixed and hostile load for minutes, workers killed meanwhile. Ends with status 1 where an answer
+    was wrong, something is held at the end, or memory or file handles grow."""
+    from hypic.eval.report import emit
+    from hypic.eval.soak import run_soak
+
+    report = run_soak(engine, cluster, measured)
     emit(report, as_json=json, out=out)
     if not report.results["passed"]:
         raise typer.Exit(1)

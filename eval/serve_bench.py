@@ -190,8 +190,8 @@ def _server(engine: EngineConfig, cluster: ClusterConfig, load: LoadConfig) -> I
         yield load.url.rstrip("/")
         return
     say("starting hypic serve")
-    with serving(engine, cluster) as url:
-        yield url
+    with serving(engine, cluster) as served:
+        yield served.url
 
 
 def _arm(search: RateSearch, points: list[dict[str, Any]], unloaded: Sequence[Sample]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """`hypic serve` as a process of its own, for the length of a with block."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
@@ -25,16 +27,24 @@ _POLITE = "import os; os.nice(5); "
 """The server and its workers give way to the client, which has to keep its schedule on the same cores."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that takes requests. pid: of its process, whose descendants are Ray and the workers."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def serving(engine: EngineConfig, cluster: ClusterConfig) -> Iterator[str]:
-    """The URL of a server with these settings on a free port. Raises HypicError with its last words where it ends
+def serving(engine: EngineConfig, cluster: ClusterConfig) -> Iterator[Served]:
+    """A server with these settings on a free port. Raises HypicError with its last words where it ends
     instead of serving."""
     port = _free_port()
     command = [sys.executable, "-c", _POLITE + _SERVE, *serve_command(engine, cluster, port)]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            yield _wait(server, f"http://127.0.0.1:{port}", log)
+            yield Served(_wait(server, f"http://127.0.0.1:{port}", log), server.pid)
         finally:
             _stop(server)
 
@@ -97,6 +107,9 @@ def _options(config: EngineConfig | ClusterConfig) -> list[str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that nobody is given meanwhile: below those that systems hand out, above those
+    that Ray takes for its workers."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):  # taken: another is drawn
+            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])

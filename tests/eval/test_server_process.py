@@ -29,7 +29,8 @@ http.server.HTTPServer(("127.0.0.1", port), Health).serve_forever()
 
 def test_it_is_ready_when_it_says_so_and_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "_SERVE", LISTENS)
-    with serving(EngineConfig(threads=3), ClusterConfig()) as url:
+    with serving(EngineConfig(threads=3), ClusterConfig()) as served:
+        url = served.url
         check_serving(url)
         words = httpx.get(url).text
     assert words.startswith("serve --port ")
