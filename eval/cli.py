@@ -14,8 +14,9 @@ import typer
 from hypic.arms import ARMS, arm_named
 from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
+from hypic.eval.bench_cli import compose, transition
 from hypic.eval.chaos_config import ChaosConfig
-from hypic.eval.options import with_config
+from hypic.eval.options import Json, Out, Seed, with_config
 from hypic.eval.scatter_config import ScatterConfig
 from hypic.eval.serve_config import LoadConfig
 from hypic.eval.settings import FidelityConfig, QualityConfig
@@ -31,17 +32,16 @@ evaluations = typer.Typer(help="Is it right, and is it safe for a model?", no_ar
 benchmarks = typer.Typer(help="What does it buy?", no_args_is_help=True)
 app.add_typer(evaluations, name="eval")
 app.add_typer(benchmarks, name="bench")
+for command in (transition, compose):
+    benchmarks.command()(command)
 
 ALL_ARMS = ",".join(ARMS)
 REUSING_ARMS = ",".join(arm.name for arm in ARMS.values() if arm.reuse_segments)
 
-Json = Annotated[bool, typer.Option("--json", help="End with one JSON object as the last line of output.")]
-Out = Annotated[Path | None, typer.Option(help="Folder to write the JSON and a Markdown report to as well.")]
 Arms = Annotated[str, typer.Option(help=f"Arms, separated by commas, of {', '.join(ARMS)}.")]
 DataSet = Annotated[str, typer.Option(help="recall, hotpotqa, or a file of JSON lines: question, documents, answers.")]
 Limit = Annotated[int, typer.Option(min=1, help="Questions of each set.")]
 Documents = Annotated[int, typer.Option(min=1, help="Documents of a question.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
 
 
 def main(arguments: list[str] | None = None) -> None:

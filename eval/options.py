@@ -8,9 +8,15 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object as the last line of output.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write the JSON and a Markdown report to as well.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+Full = Annotated[bool, typer.Option("--full", help="More of everything; takes longer than a minute.")]
 
 
 def with_config(command: Callable[..., None]) -> Callable[..., None]:

@@ -49,6 +49,24 @@ _SMALL: dict[str, Any] = {
 }
 """Qwen's fields at a size where arithmetic, not Python, takes the time."""
 
+_LAYER_TYPE = "qwen3_5_moe_text"
+
+_LAYER: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 1,
+    "layer_types": ["linear_attention"],
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""A linear layer of Qwen3.5-35B-A3B: all that it computes for a token. Of its 256 experts 16 are there, and eight used
+as ever."""
+
 
 def tiny_shape(model_type: str) -> dict[str, Any]:
     """The smallest config that shows what an architecture can do, as its file gives it. Raises UnsupportedModelError
@@ -110,11 +128,25 @@ def timing_checkpoint(model: Path | None) -> Iterator[Path]:
     if model is not None:
         yield model
         return
+    with _written(_TIMED_TYPE, small_shape(_TIMED_TYPE), gain=2.0) as path:
+        yield path
+
+
+@contextmanager
+def layer_checkpoint() -> Iterator[Path]:
+    """A random model that is one linear layer at the full size of Qwen3.5-35B-A3B, living as long as the block."""
+    with _written(_LAYER_TYPE, tiny_shape(_LAYER_TYPE) | _LAYER, gain=1.0) as path:
+        yield path
+
+
+@contextmanager
+def _written(model_type: str, shape: dict[str, Any], gain: float) -> Iterator[Path]:
+    """A random model of that shape with the bundled tokenizer and as many embeddings as that has tokens."""
     silence_transformers()
     with tempfile.TemporaryDirectory(prefix="hypic-timing-") as folder:
         copy_tokenizer(BUNDLED_MODEL, Path(folder))
         vocabulary = len(PromptTokenizer.load(Path(folder)).hf)
-        write_random_model(Path(folder), _TIMED_TYPE, small_shape(_TIMED_TYPE) | {"vocab_size": vocabulary}, gain=2.0)
+        write_random_model(Path(folder), model_type, shape | {"vocab_size": vocabulary}, gain=gain)
         yield Path(folder)
 
 

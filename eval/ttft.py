@@ -101,7 +101,7 @@ def run_ttft(
     with timing_checkpoint(model) as path:
         engine = Engine(replace(config, model=path))
         workload = Workload(engine, prompts)
-        _check_room(workload, chosen)
+        check_room(workload, chosen)
         gate = check_gate(workload)
         timings = time_arms(workload, chosen, rounds, warm_repeats)
         assert isinstance(engine.model, nn.Module), type(engine.model)
@@ -220,7 +220,7 @@ def _compare_first_tokens(timings: dict[str, Timings]) -> None:
         raise GateError(f"full and prefix give different first tokens for one prompt: {tokens}")
 
 
-def _check_room(workload: Workload, arms: Sequence[Arm]) -> None:
+def check_room(workload: Workload, arms: Sequence[Arm]) -> None:
     """The model must read the prompt (PromptTooLongError), and every arm's documents, and the gate's, must stay cached
     at once, or warm requests would not be warm (InvalidRequestError)."""
     engine = workload.engine
