@@ -29,53 +29,60 @@ from hypic.eval.ttft import QUESTION, SYSTEM, GateError, Prompts, Workload, chec
 from hypic.eval.turns import in_turns
 from hypic.prompt import chat_segments
 from hypic.request import GenerationRequest, SamplingParams
-from hypic.segment import Document, Message
+from hypic.segment import Message
 
 ARM = ARMS["hypic"]
 
 
 @dataclass
 class Prompt:
-    """One of the three prompts: how many documents stand in it, and whether one more is computed in its question. What
-    the last run of it said is kept."""
+    """One of the three prompts: how many documents stand in it, and whether one more is computed in its question.
+    request: the next to run. What the last run said is kept."""
 
     documents: int
     computes_one: bool = False
+    request: GenerationRequest | None = None
     tokens_computed: int = 0
 
 
 class Bench:
     """Runs the prompts. Each run has a new order of documents, so that no prompt is found whole in the prefix cache."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload, self._count = workload, 0
+    def __init__(self, workload: Workload, prompts: dict[str, Prompt]) -> None:
+        self.workload, self.prompts, self._count = workload, prompts, 0
+        self.settle()
 
     def run(self, prompt: Prompt) -> None:
         """Submit, and step until the first token, which also is the last. Raises GateError where the plan is not what
         is to be timed, GenerationError where the request fails."""
-        engine, order = self.workload.engine, self.workload.shuffled()
-        request = self._request(order[: prompt.documents], order[-1] if prompt.computes_one else None)
+        engine, request = self.workload.engine, prompt.request
+        assert request is not None, "settle after each run"
+        prompt.request = None
         if engine.submit(request):
             raise GateError("a document of a warm prompt was not cached: its time would be that of building it")
-        outputs = engine.step()
-        if outputs[0].finish_reason == "error":
-            raise GenerationError(outputs[0].error)
-        usage = outputs[0].usage
-        expected = usage.prompt_tokens - sum(len(s) - ARM.seam_tokens for s in request.segments[1:-1])
-        if not expected - len(request.segments[0]) <= usage.computed_tokens <= expected:
-            raise GateError(f"{usage.computed_tokens} tokens were computed, {expected} at most were to be timed")
-        prompt.tokens_computed = usage.computed_tokens
+        output = engine.step()[0]
+        if output.finish_reason == "error":
+            raise GenerationError(output.error)
+        documents = request.segments[1:-1]
+        expected = len(documents) * ARM.seam_tokens + len(request.segments[-1])
+        if output.usage.computed_tokens != expected:
+            raise GateError(f"{output.usage.computed_tokens} tokens were computed, {expected} were to be timed")
+        prompt.tokens_computed = expected
 
     def settle(self) -> None:
-        """What the engine does after a first token (it remembers the prefix) is in no time."""
+        """What is in no time: what the engine does after a first token (it remembers the prefix), and making requests
+        (tokenising their documents above all)."""
         while not self.workload.engine.idle:
             self.workload.engine.step()
+        for prompt in self.prompts.values():
+            prompt.request = prompt.request or self._request(prompt)
 
-    def _request(self, documents: list[Document], computed: Document | None) -> GenerationRequest:
+    def _request(self, prompt: Prompt) -> GenerationRequest:
         self._count += 1
-        question = (computed.section if computed else "") + QUESTION
+        order = self.workload.shuffled()
+        question = (order[-1].section if prompt.computes_one else "") + QUESTION
         messages = [Message("system", SYSTEM), Message("user", question)]
-        segments = chat_segments(self.workload.engine.tokenizer, messages, documents)
+        segments = chat_segments(self.workload.engine.tokenizer, messages, order[: prompt.documents])
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
         return GenerationRequest(f"compose-{self._count}", segments, ARM, sampling, salt=ARM.name)
 
@@ -98,7 +105,7 @@ def run_compose(
             "more": Prompt(documents + more),
             "recompute": Prompt(documents, computes_one=True),
         }
-        seconds = time_prompts(Bench(workload), prompts, rounds)
+        seconds = time_prompts(Bench(workload, prompts), rounds)
         spec = engine.model.cache_spec()
     results: dict[str, Any] = {
         "documents": documents,
@@ -117,15 +124,15 @@ def run_compose(
     return Report("bench compose", name, config.device, results, (_table(results),))
 
 
-def time_prompts(bench: Bench, prompts: dict[str, Prompt], rounds: int) -> dict[str, list[float]]:
+def time_prompts(bench: Bench, rounds: int) -> dict[str, list[float]]:
     """Seconds by prompt and round."""
-    with progress("timing", (rounds + 1) * len(prompts)) as advance:
+    with progress("timing", (rounds + 1) * len(bench.prompts)) as advance:
 
         def done() -> None:
             bench.settle()
             advance("timing")
 
-        runs = {name: (lambda prompt=prompt: bench.run(prompt)) for name, prompt in prompts.items()}
+        runs = {name: (lambda prompt=prompt: bench.run(prompt)) for name, prompt in bench.prompts.items()}
         return in_turns(runs, rounds, torch.device(bench.workload.engine.config.device), done)
 
 
