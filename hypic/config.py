@@ -88,7 +88,8 @@ class ServerConfig:
     max_document_bytes, max_segments: of one request. max_prompt_tokens: 0 for what the model reads. max_prompts,
     max_choices: prompts of one completion request, answers to one prompt. max_stop_strings, max_top_logprobs: of one
     request. body_seconds: how long a client may take to send its body. token_cache_bytes: token ids of documents that
-    were sent before.
+    were sent before. request_log: a file that gets a line of JSON for each request, "-" for stdout, "" for none.
+    otlp_endpoint: base URL of an OpenTelemetry collector that takes traces over HTTP, "" for none.
     """
 
     host: str = "127.0.0.1"
@@ -108,6 +109,8 @@ class ServerConfig:
     max_top_logprobs: int = 20
     body_seconds: float = 30.0
     token_cache_bytes: int = 64 * 1024**2
+    request_log: str = ""
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         if self.pic_tolerance < 0:
@@ -122,5 +125,7 @@ class ServerConfig:
             raise ValueError(
                 "max_open_body_bytes must not be below max_body_bytes: the largest body could never come in"
             )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint must be an http or https URL, found {self.otlp_endpoint!r}")
         if self.body_seconds <= 0:
             raise ValueError(f"body_seconds must be above 0, found {self.body_seconds}")

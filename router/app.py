@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -21,7 +22,9 @@ from hypic.router.api import build_api
 from hypic.router.cluster import RayWorkers
 from hypic.router.dispatcher import Dispatcher
 from hypic.router.keys import ApiKeys
+from hypic.router.observers import check_observers
 from hypic.router.placement import Policy
+from hypic.router.request_log import relayed
 from hypic.router.service import ServedModel, Service, default_sampling
 from hypic.tokenizer import PromptTokenizer
 from hypic.workers.spawn import WorkerNames, connect
@@ -94,12 +97,17 @@ def serve_forever(engine: EngineConfig, cluster: ClusterConfig, server: ServerCo
         ApiKeys.load(server.api_keys)  # what is wrong with them is told before anything starts
     elif exposed(server.host):
         console.print(_warning(server.host), soft_wrap=True)
+    check_observers(server, joins=bool(cluster.address))
 
     def progress(text: str) -> None:
         console.print(f"[dim]{time.perf_counter() - began:5.1f} s[/dim]  {text}", highlight=False)
 
     progress(f"starting Ray for {engine.model}")
-    with RayWorkers(engine, cluster, progress) as ray, HttpServer(ray.workers.names, engine, cluster, server) as http:
+    with (
+        relayed(server.request_log) as log,
+        RayWorkers(engine, cluster, progress) as ray,
+        HttpServer(ray.workers.names, engine, cluster, replace(server, request_log=log)) as http,
+    ):
         ray.wait()
         url = http.wait()
         console.print(_banner(url, model_id(engine)), highlight=False, soft_wrap=True)

@@ -36,6 +36,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         Info("hypic:build", "What runs.", registry=self.registry).info({"version": version})
+        self.dropped_lines = Counter(
+            "hypic:request_log_dropped",
+            "Lines of the request log that were lost to a slow disk.",
+            registry=self.registry,
+        )
         self._http = _Http(self.registry)
         self._generations = _Generations(self.registry)
         self._segments = _Segments(self.registry)

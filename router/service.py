@@ -19,6 +19,7 @@ from hypic.router.guards import caller, operator
 from hypic.router.keys import ApiKeys, Tenant
 from hypic.router.metrics import Metrics
 from hypic.router.observation import Observations
+from hypic.router.observers import observers_for
 from hypic.router.worker_metrics import WorkerMetrics
 from hypic.token_cache import TokenCache
 from hypic.tokenizer import PromptTokenizer
@@ -60,8 +61,9 @@ class Service:
         """load: the served model, given the longest text that the workers read. keys: None asks nobody for one."""
         self.dispatcher, self.keys = dispatcher, keys
         self.config = config or ServerConfig()
-        self.metrics = Metrics(importlib.metadata.version("hypic"))
-        self.observations = Observations([self.metrics])
+        version = importlib.metadata.version("hypic")
+        self.metrics = Metrics(version)
+        self.observations = Observations(observers_for(self.config, self.metrics, version))
         self.worker_metrics = WorkerMetrics(self.metrics.registry, self.observations, dispatcher)
         self.model: ServedModel | None = None
         self.token_cache = TokenCache(self.config.token_cache_bytes)
@@ -94,7 +96,7 @@ class Service:
         """Stop what runs in the background."""
         self._tokenising.shutdown(wait=False, cancel_futures=True)
         await self.dispatcher.close()
-        self.observations.close()
+        await asyncio.to_thread(self.observations.close)
 
 
 def default_sampling(path: Path) -> tuple[float, float]:
