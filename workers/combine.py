@@ -21,7 +21,19 @@ from hypic.protocol import ProtocolError, decode_entry
 from hypic.request import GenerationRequest, TokenOutput
 from hypic.segment import TokenIds
 from hypic.workers.engine_loop import EngineLoop, ResultT, store_stats
-from hypic.workers.ports import BuiltSegment, Delivery, FallbackCause, Opened, Tokens, WorkerInfo, WorkerStats
+from hypic.workers.ports import (
+    BuiltSegment,
+    Changes,
+    Delivery,
+    FallbackCause,
+    Holdings,
+    Opened,
+    SegmentGoneError,
+    Tokens,
+    WorkerInfo,
+    WorkerStats,
+)
+from hypic.workers.sharing import FOLLOW_SECONDS, Callers, Sharing
 
 ANNOUNCE_SECONDS = 5.0
 """How long a cold segment may stay nobody's task before it is built here."""
@@ -44,6 +56,8 @@ class CombineWorker:
         self._announced: set[bytes] = set()
         self._streams: dict[str, asyncio.Queue[_Message]] = {}
         self._requests, self._delivered, self._fallbacks = 0, 0, 0
+        self._sharing, self._callers = Sharing(name, self._engine), Callers()
+        self._watch: asyncio.Task[None] | None = None
 
     async def hello(self) -> WorkerInfo:
         """Answers once the model is loaded, however busy the engine is; raises what kept it from loading, or
@@ -60,8 +74,9 @@ class CombineWorker:
             loading_seconds=self._loading_seconds,
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Opened | Tokens, None]:
-        """See `CombinePort.generate`. Closing the stream aborts the request."""
+    async def generate(self, request: GenerationRequest, caller: str = "") -> AsyncGenerator[Opened | Tokens, None]:
+        """See `CombinePort.generate`. Closing the stream aborts the request. caller: a router in another process; once
+        it is no longer heard, its requests are aborted."""
         loop, began = asyncio.get_running_loop(), time.perf_counter()
         inbox: asyncio.Queue[_Message] = asyncio.Queue()
 
@@ -71,6 +86,9 @@ class CombineWorker:
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         self._streams[request.request_id] = inbox  # before it is open, so that an abort that overtakes it is heard
+        self._callers.opened(request.request_id, caller)
+        if caller and self._watch is None:
+            self._watch = asyncio.ensure_future(self._watch_callers())
         try:
             tasks = await asyncio.wrap_future(self._engine.open(request, hand_on))
             self._requests += 1
@@ -90,6 +108,7 @@ class CombineWorker:
                 first = False
         finally:
             del self._streams[request.request_id]
+            self._callers.closed(request.request_id)
             self._engine.abort(request.request_id)
 
     async def deliver(self, key: bytes, result: Sequence[Awaitable[BuiltSegment]], patience_seconds: float) -> Delivery:
@@ -108,6 +127,19 @@ class CombineWorker:
         self._delivered += 1
         transfer = max(0.0, time.time() - built.finished_at)
         return Delivery(key, built.worker, built.build_seconds, transfer, built.payload.nbytes)
+
+    async def fetch(self, key: bytes) -> BuiltSegment:
+        """See `CombinePort.fetch`."""
+        return await self._sharing.fetch(key)
+
+    async def changes(self, epoch: int, sequence: int, caller: str = "") -> Changes:
+        """See `CombinePort.changes`. caller: as in `generate`."""
+        self._callers.heard(caller)
+        return await self._sharing.changes(epoch, sequence)
+
+    async def holdings(self) -> Holdings:
+        """See `CombinePort.holdings`."""
+        return await self._sharing.holdings()
 
     async def build_here(self, keys: Sequence[bytes]) -> None:
         """See `CombinePort.build_here`."""
@@ -166,6 +198,13 @@ class CombineWorker:
     async def _ask(self, work: Callable[[Engine], ResultT]) -> ResultT:
         return await asyncio.wrap_future(self._engine.call(work))
 
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            for request_id in self._callers.orphans():
+                _log.warning("%s: the router of request %s is gone; the request is dropped", self.name, request_id)
+                self.abort(request_id)
+
     def _expect(self, tasks: tuple[BuildTask, ...]) -> None:
         """Remember what was promised to a router, and do it here if it says nothing in time."""
         self._expected.update({task.key: task.token_ids for task in tasks})
@@ -219,6 +258,8 @@ def _cause(error: Exception) -> FallbackCause:
         return "damaged"
     if isinstance(error, TimeoutError):
         return "late"
+    if isinstance(error, SegmentGoneError):
+        return "gone"
     return "lost" if _lost(error) else "failed"
 
 

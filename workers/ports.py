@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from hypic.cache.changes import Change
 from hypic.engine.composer import BuildTask
 from hypic.engine.inventory import Deletion, StoredSegment
-from hypic.errors import UnavailableError
+from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
 from hypic.protocol import EntryPayload
 from hypic.request import FinishReason, GenerationRequest, TokenLogprob, Usage
@@ -18,15 +19,21 @@ from hypic.workers.cost import CostModel
 
 Role = Literal["scatter", "combine"]
 
-FallbackCause = Literal["", "lost", "late", "damaged", "failed", "receiver_lost"]
+FallbackCause = Literal["", "lost", "late", "damaged", "failed", "gone", "receiver_lost"]
 """Why a segment is built on the combine worker after all: its builder is gone (lost) or took too long (late), what it
-sent does not check out (damaged), its build raised (failed), or the combine worker itself is gone (receiver_lost)."""
+sent does not check out (damaged), its build raised (failed), the peer that held it does no longer (gone), or the combine worker itself is gone (receiver_lost)."""
 
 
 class WorkerLostError(UnavailableError):
     """The worker's process is gone, or does not answer."""
 
     code = "worker_lost"
+
+
+class SegmentGoneError(HypicError):
+    """The worker no longer has the segment: whoever thought so was late."""
+
+    code = "segment_gone"
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,25 @@ class Delivery:
 
 
 @dataclass(frozen=True)
+class Changes:
+    """What the cache of a combine worker gained and lost. epoch: of the worker's process, greater in each new one.
+    after: number of the change before the first of these."""
+
+    epoch: int
+    after: int
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Every segment that a combine worker holds, as of the change of that number."""
+
+    epoch: int
+    sequence: int
+    held: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
 class WorkerStats:
     """Counts of a worker since its start, and what it holds now. leases: promised entries; 0 at idle."""
 
@@ -149,6 +175,22 @@ class CombinePort(Protocol):
 
         Built here instead if it fails or takes longer than `patience_seconds`.
         """
+        ...
+
+    def fetch(self, key: bytes) -> Awaitable[BuiltSegment]:
+        """Have a cached segment sent and return at once. The result can be awaited by another combine worker, wherever
+        that runs; it raises SegmentGoneError there if the segment is not here any more."""
+        ...
+
+    async def changes(self, epoch: int, sequence: int) -> Changes:
+        """Changes of the cache after one that is known, as soon as there are any; without any, none after a while.
+
+        A caller that asks again and again also shows that it lives: what it has open is aborted once it no longer does.
+        """
+        ...
+
+    async def holdings(self) -> Holdings:
+        """All that the cache holds, for a caller that knows of no change, or has missed some."""
         ...
 
     async def build_here(self, keys: Sequence[bytes]) -> None:

@@ -21,7 +21,7 @@ from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
 from hypic.request import GenerationRequest
 from hypic.workers.combine import CombineWorker
-from hypic.workers.ports import Delivery, Opened, Tokens, WorkerInfo, WorkerLostError, WorkerStats
+from hypic.workers.ports import Changes, Delivery, Holdings, Opened, Tokens, WorkerInfo, WorkerLostError, WorkerStats
 from hypic.workers.scatter import ScatterWorker
 
 OBJECT_STORE_BYTES = 512 * 1024**2
@@ -70,13 +70,14 @@ class RayScatter:
 
 @dataclass(frozen=True)
 class RayCombine:
-    """`CombinePort` of an actor."""
+    """`CombinePort` of an actor. caller: a name of this process, by which the worker notices when it is gone."""
 
     name: str
     actor: Any
+    caller: str
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Opened | Tokens, None]:
-        stream = self.actor.generate.options(num_returns="streaming").remote(request)
+        stream = self.actor.generate.options(num_returns="streaming").remote(request, self.caller)
         try:
             async for message in stream:
                 yield await _answer(self.name, message)
@@ -86,6 +87,17 @@ class RayCombine:
     async def deliver(self, key: bytes, result: Sequence[Any], patience_seconds: float) -> Delivery:
         answer = self.actor.deliver.remote(key, list(result), patience_seconds)
         return await _answer(self.name, answer)  # type: ignore[no-any-return]
+
+    def fetch(self, key: bytes) -> Any:
+        """An ObjectRef: the segment goes from worker to worker, and never through this process."""
+        return self.actor.fetch.remote(key)
+
+    async def changes(self, epoch: int, sequence: int) -> Changes:
+        answer = self.actor.changes.remote(epoch, sequence, self.caller)
+        return await _answer(self.name, answer)  # type: ignore[no-any-return]
+
+    async def holdings(self) -> Holdings:
+        return await _answer(self.name, self.actor.holdings.remote())  # type: ignore[no-any-return]
 
     async def build_here(self, keys: Sequence[bytes]) -> None:
         await _answer(self.name, self.actor.build_here.remote(list(keys)))
@@ -176,7 +188,8 @@ def spawn(engine: EngineConfig, cluster: ClusterConfig) -> Workers:
 def connect(names: WorkerNames) -> tuple[list[RayScatter], list[RayCombine]]:
     """Ports of workers that were spawned, from any process of the cluster."""
     scatter = [RayScatter(name, ray.get_actor(name, names.namespace)) for name in names.scatter]
-    combine = [RayCombine(name, ray.get_actor(name, names.namespace)) for name in names.combine]
+    caller = uuid.uuid4().hex
+    combine = [RayCombine(name, ray.get_actor(name, names.namespace), caller) for name in names.combine]
     return scatter, combine
 
 

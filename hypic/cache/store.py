@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar, cast
 
+from hypic.cache.changes import Change, ChangeLog
 from hypic.cache.memory import Cell, Memory
 from hypic.cache.tiers.tier import Lasting, Record
 
@@ -65,11 +66,13 @@ class StoreStats:
 
 @dataclass(eq=False, slots=True)
 class StoreCell(Cell):
-    """The cell of an entry. counted_bytes: what it stands for in the store's statistics. builds_on: its parent's."""
+    """The cell of an entry. counted_bytes: what it stands for in the store's statistics. builds_on: its parent's.
+    noted_tier: where the log of changes says it is."""
 
     key: bytes = b""
     counted_bytes: int = 0
     builds_on: Cell | None = None
+    noted_tier: str = ""
 
 
 class Store(Generic[EntryT]):
@@ -85,6 +88,7 @@ class Store(Generic[EntryT]):
         (it is kept as long), b"" for none. seconds_of: what it would take to compute an entry again."""
         self.memory = Memory.of_bytes(memory) if isinstance(memory, int) else memory
         self.stats = StoreStats()
+        self.changes = ChangeLog()
         self._cells: dict[bytes, StoreCell] = {}
         self._parent_of, self._seconds_of = parent_of, seconds_of
         self._gone: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
@@ -169,6 +173,11 @@ class Store(Generic[EntryT]):
         self.stats.entries += 1
         return True
 
+    def held(self) -> tuple[int, tuple[Change, ...]]:
+        """(number of the last change, every entry with its fastest tier): where a reader of `changes` starts anew."""
+        noted = [cell for cell in self._cells.values() if cell.noted_tier]
+        return self.changes.sequence, tuple(Change(cell.key, cell.noted_tier, cell.nbytes) for cell in noted)
+
     def restore(self) -> int:
         """Find the entries that a lasting tier kept from an earlier process; returns how many."""
         count = 0
@@ -237,11 +246,14 @@ class Store(Generic[EntryT]):
         return None
 
     def moved(self, cell: Cell) -> None:
-        self._count(_own(cell), cell.nbytes if cell.has(0) else 0)
+        own = _own(cell)
+        self._count(own, cell.nbytes if cell.has(0) else 0)
+        self._note(own, next(tier.name for number, tier in enumerate(self.memory.tiers) if cell.has(number)))
 
     def lost(self, cell: Cell, reason: str) -> None:
         own = _own(cell)
         self._count(own, 0)
+        self._note(own, "")
         del self._cells[own.key]
         self.stats.entries -= 1
         self.stats.evicted += 1
@@ -268,6 +280,11 @@ class Store(Generic[EntryT]):
 
     def _entry(self, cell: StoreCell) -> EntryT:
         return cast(EntryT, self.memory.tiers[0].get(cell))
+
+    def _note(self, cell: StoreCell, tier: str) -> None:
+        if tier != cell.noted_tier:
+            cell.noted_tier = tier
+            self.changes.note(Change(cell.key, tier, cell.nbytes))
 
     def _count(self, cell: StoreCell, nbytes: int) -> None:
         self.stats.used_bytes += nbytes - cell.counted_bytes

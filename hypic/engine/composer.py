@@ -215,9 +215,7 @@ class Composer:
             return "active", "too_short", b"", len(segment)
         if segment.kind == "leading" and not self.lossless:
             return "active", "leading", b"", len(segment)
-        anchor = _anchor(request, index)
-        digest = b"" if anchor is None else tokens_digest(anchor.token_ids)
-        key = segment_key(reservation.namespace, segment.token_ids, arm.seam_tokens, digest)
+        key = entry_key(request, reservation.namespace, index)
         lease = self.segments.lease(key, accept=lambda entry: entry.matches(segment.token_ids))
         if lease is None:
             reason = "repeated" if key in reservation.missing.values() else self.segments.why_missing(key)
@@ -248,6 +246,13 @@ class Composer:
         if section == 0 or not request.arm.reuse_prefix:
             return False
         return not request.arm.reuse_segments or section in (1, len(request.segments) - 1)
+
+
+def entry_key(request: GenerationRequest, namespace: Namespace, index: int) -> bytes:
+    """Key of the entry that a segment of a request would have. namespace: with the request's salt."""
+    anchor = _anchor(request, index)
+    digest = b"" if anchor is None else tokens_digest(anchor.token_ids)
+    return segment_key(namespace, request.segments[index].token_ids, request.arm.seam_tokens, digest)
 
 
 def _state(trace: Trace, piece: int, cache: SequenceCache) -> StateEnd:
