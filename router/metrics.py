@@ -217,7 +217,7 @@ class _Builds:
         self._fallbacks = Counter(
             "hypic:fallbacks", "Segments built on the combine worker after all.", ["cause"], registry=registry
         )
-        for cause in ("lost", "late", "damaged", "failed", "receiver_lost"):
+        for cause in ("lost", "late", "damaged", "failed", "gone", "receiver_lost"):
             self._fallbacks.labels(cause)
 
     def count(self, record: RequestRecord) -> None:

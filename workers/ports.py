@@ -21,7 +21,8 @@ Role = Literal["scatter", "combine"]
 
 FallbackCause = Literal["", "lost", "late", "damaged", "failed", "gone", "receiver_lost"]
 """Why a segment is built on the combine worker after all: its builder is gone (lost) or took too long (late), what it
-sent does not check out (damaged), its build raised (failed), the peer that held it does no longer (gone), or the combine worker itself is gone (receiver_lost)."""
+sent does not check out (damaged), its build raised (failed), the peer that held it does no longer (gone), or the
+combine worker itself is gone (receiver_lost)."""
 
 
 class WorkerLostError(UnavailableError):
