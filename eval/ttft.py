@@ -233,8 +233,8 @@ def check_room(workload: Workload, arms: Sequence[Arm]) -> None:
     needed = entry_bytes * ((len(segments) - 1) * reusing + _GATE_DOCUMENTS + 1)
     if needed > engine.segments.budget_bytes:
         raise InvalidRequestError(
-            f"the documents of {reusing} arms take up to {needed} bytes, the segment cache holds "
-            f"{engine.segments.budget_bytes}: raise --segment-cache-bytes, or name fewer arms"
+            f"the documents of {reusing} arms take up to {needed} bytes, the cache holds "
+            f"{engine.segments.budget_bytes}: raise --cache-bytes, or name fewer arms"
         )
 
 

@@ -10,11 +10,12 @@ BUNDLED_MODEL = Path(__file__).parent / "assets" / "recall"
 class EngineConfig:
     """One engine: its model and its memory.
 
-    model: a checkpoint directory. dtype: "auto" takes the checkpoint's. segment_cache_bytes, prefix_cache_bytes:
-    budgets in true bytes. host_cache_bytes: RAM below each of the two, 0 for none. cache_url: a directory or an object
-    store (fsspec) below that, which outlives the process, "" for none. disk_cache_bytes: its budget, for each of the
-    two. cache_write: "back" writes down what has to leave the tier above, "through" everything at once. cache_policy:
-    what goes first, "lru" or "cost", which weighs the seconds to recompute something by its bytes and its uses.
+    model: a checkpoint directory. dtype: "auto" takes the checkpoint's. cache_bytes: what is ready to use, documents
+    and prefixes of prompts together, in true bytes. host_cache_bytes: RAM below that, 0 for none. cache_url: a
+    directory or an object store (fsspec) below that, which outlives the process, "" for none. disk_cache_bytes: its
+    budget. cache_write: "back" writes down what has to leave the tier above, "through" everything at once.
+    cache_policy: what goes first, "lru" or "cost", which weighs the seconds to recompute something by its bytes and its
+    uses.
     transition_tolerance: how far the transition operators of cached segments may be off, in spectral norm: each head
     takes the smallest format within it, 0 keeps float32. state_format: of the states of cached segments, fp32, bf16 or
     int8.
@@ -26,8 +27,7 @@ class EngineConfig:
     model: Path = BUNDLED_MODEL
     dtype: str = "auto"
     device: str = "cpu"
-    segment_cache_bytes: int = 2 * 1024**3
-    prefix_cache_bytes: int = 1024**3
+    cache_bytes: int = 3 * 1024**3
     host_cache_bytes: int = 0
     cache_url: str = ""
     disk_cache_bytes: int = 16 * 1024**3
@@ -51,7 +51,7 @@ class EngineConfig:
             raise ValueError(f"transition_tolerance must be 0, or from 1e-9 to 1, found {self.transition_tolerance}")
         if self.state_format not in ("fp32", "bf16", "int8"):
             raise ValueError(f"state_format must be fp32, bf16 or int8, found {self.state_format!r}")
-        for name in ("segment_cache_bytes", "prefix_cache_bytes", "host_cache_bytes", "disk_cache_bytes", "threads"):
+        for name in ("cache_bytes", "host_cache_bytes", "disk_cache_bytes", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")
         for name in ("min_segment_tokens", "max_running", "max_build_tokens"):

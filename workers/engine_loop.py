@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from hypic.cache.memory import TierUse
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
 from hypic.engine.engine import Engine
@@ -165,6 +166,6 @@ class EngineLoop:
             self._listeners.pop(request_id, None)
 
 
-def store_stats(engine: Engine) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Counts of the segment store and of the prefix store, as plain values."""
-    return asdict(engine.segments.stats), asdict(engine.prefixes.stats)
+def store_stats(engine: Engine) -> tuple[dict[str, Any], dict[str, Any], tuple[TierUse, ...]]:
+    """Counts of the segment store and of the prefix store, as plain values, and what each tier holds."""
+    return asdict(engine.segments.stats), asdict(engine.prefixes.stats), tuple(engine.memory.use())

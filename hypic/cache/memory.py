@@ -94,17 +94,33 @@ class Cell:
 @dataclass
 class MemoryStats:
     """Counts since the start. evicted: copies that left a tier, lost: cells whose last copy went, by reason.
-    failed: transfers, by reason."""
+    failed: transfers, by reason. gone, rejected: cells whose last copy went, and cells that found no room, by kind."""
 
     evicted: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
     loaded: int = 0
-    rejected: int = 0
 
 
-def _count(counts: dict[str, int], name: str) -> None:
-    counts[name] = counts.get(name, 0) + 1
+@dataclass(frozen=True)
+class TierUse:
+    """What a tier holds. entries, nbytes: by kind. used_bytes: with what earlier processes left and nobody claimed."""
+
+    tier: str
+    used_bytes: int
+    budget_bytes: int
+    entries: dict[str, int]
+    nbytes: dict[str, int]
+
+
+def _count(counts: dict[str, int], name: str, change: int = 1) -> None:
+    counts[name] = counts.get(name, 0) + change
+
+
+def _present(counts: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}
 
 
 class Memory:
@@ -118,8 +134,12 @@ class Memory:
         self.stats = MemoryStats()
         self.clock_ticks = 0
         self.leases = 0
+        self.leases_of: dict[str, int] = {}
+        """How many leases of cells of each kind are out."""
         self.counts: dict[str, int] = {}
         """How many cells of each kind have a copy somewhere."""
+        self._entries: list[dict[str, int]] = [{} for _ in tiers]
+        self._bytes: list[dict[str, int]] = [{} for _ in tiers]
         self.sessions: Sessions[Cell] = Sessions(self.requeue)
         self._queues: list[dict[str, EvictionQueue[Cell]]] = [{} for _ in tiers]
 
@@ -137,11 +157,18 @@ class Memory:
     def used_bytes(self) -> int:
         return self.tiers[0].used_bytes
 
+    def use(self) -> list[TierUse]:
+        """What each tier holds, the one that is ready to use first."""
+        return [
+            TierUse(tier.name, tier.used_bytes, tier.budget_bytes, _present(entries), _present(nbytes))
+            for tier, entries, nbytes in zip(self.tiers, self._entries, self._bytes, strict=True)
+        ]
+
     def hold(self, cell: Cell, payload: Payload) -> bool:
         """Take a cell in, making room. False where it cannot fit beside what is leased; nothing is kept then."""
         cell.nbytes = payload.nbytes
         if not self._put(0, cell, payload):
-            self.stats.rejected += 1
+            _count(self.stats.rejected, cell.kind)
             return False
         self.touch(cell)
         if self.write == "through":
@@ -152,7 +179,7 @@ class Memory:
     def claim(self, cell: Cell, tier: int, nbytes: int) -> None:
         """Take in a cell whose only copy is in a tier that outlives processes."""
         cell.nbytes = nbytes
-        self._count_copy(cell, 1 << tier)
+        self._count_copy(cell, tier, nbytes)
         cell.worth = self.policy.worth(cell)
         self._moved(cell)
 
@@ -167,12 +194,14 @@ class Memory:
     def lease(self, cell: Cell) -> None:
         """Keep the copy in tier 0 until `unlease`; every lease is given back once."""
         self.leases += 1
+        _count(self.leases_of, cell.kind)
         cell.leases += 1
         self._unqueue(cell)
 
     def unlease(self, cell: Cell) -> None:
         assert cell.leases > 0, f"a {cell.kind} cell is released more often than leased"
         self.leases -= 1
+        _count(self.leases_of, cell.kind, -1)
         cell.leases -= 1
         self._settle(cell)
 
@@ -314,9 +343,10 @@ class Memory:
         for tier, place in enumerate(self.tiers):
             here = [cell for cell in everything if cell.has(tier)]
             assert place.used_bytes <= place.budget_bytes, (place.name, place.used_bytes, place.budget_bytes)
-            assert place.copies() == len(here), (place.name, place.copies(), len(here))
-        assert sum(cell.nbytes for cell in everything if cell.has(0)) == self.used_bytes
-        assert sum(cell.leases for cell in everything) == self.leases
+            assert place.copies() == len(here) == sum(self._entries[tier].values()), (place.name, place.copies())
+            assert sum(self._bytes[tier].values()) <= place.used_bytes, (place.name, self._bytes[tier])
+        assert sum(cell.nbytes for cell in everything if cell.has(0)) == self.used_bytes == sum(self._bytes[0].values())
+        assert sum(cell.leases for cell in everything) == self.leases == sum(self.leases_of.values())
         assert sum(bool(cell.tiers) for cell in everything) == sum(self.counts.values())
         for cell in everything:
             assert cell.tiers or cell.leases, "a cell without a copy"
@@ -331,13 +361,14 @@ class Memory:
     def _put(self, tier: int, cell: Cell, payload: Payload) -> bool:
         place = self.tiers[tier]
         try:
-            if not self.make_room(tier, place.cost_bytes(cell, payload)):
+            nbytes = place.cost_bytes(cell, payload)
+            if not self.make_room(tier, nbytes):
                 return False
             place.put(cell, payload)
         except TierError as error:
             _count(self.stats.failed, error.reason)
             return False
-        self._count_copy(cell, cell.tiers | 1 << tier)
+        self._count_copy(cell, tier, nbytes)
         if tier == 0:
             cell.nbytes = payload.nbytes
         return True
@@ -403,16 +434,20 @@ class Memory:
         cell.owner.moved(cell)
 
     def _drop(self, tier: int, cell: Cell) -> None:
-        self.tiers[tier].drop(cell)
-        self._count_copy(cell, cell.tiers & ~(1 << tier))
+        place = self.tiers[tier]
+        before = place.used_bytes
+        place.drop(cell)
+        self._count_copy(cell, tier, place.used_bytes - before)
         if queue := self._queues[tier].get(cell.kind):
             queue.remove(cell)
 
-    def _count_copy(self, cell: Cell, tiers: int) -> None:
-        change = bool(tiers) - bool(cell.tiers)
-        if change:
-            self.counts[cell.kind] = self.counts.get(cell.kind, 0) + change
-        cell.tiers = tiers
+    def _count_copy(self, cell: Cell, tier: int, nbytes: int) -> None:
+        """A copy has come to a tier, or has gone from it: then nbytes is not above 0."""
+        before, cell.tiers = cell.tiers, cell.tiers ^ 1 << tier
+        _count(self._entries[tier], cell.kind, 1 if cell.has(tier) else -1)
+        _count(self._bytes[tier], cell.kind, nbytes)
+        if change := bool(cell.tiers) - bool(before):
+            _count(self.counts, cell.kind, change)
 
     def _drop_all(self, cell: Cell) -> None:
         for tier in range(len(self.tiers)):
@@ -422,5 +457,6 @@ class Memory:
 
     def _lose(self, cell: Cell, reason: str) -> None:
         _count(self.stats.lost, reason)
+        _count(self.stats.gone, cell.kind)
         cell.owner.lost(cell, reason)
         self.sessions.dropped(cell)

@@ -73,17 +73,22 @@ class PrefixCache:
 
     @property
     def stats(self) -> StoreStats:
-        """Counts since the start, and what is held now. entries: boundaries; the memory must be the cache's own."""
-        lookups, hits = self.tree.stats.lookups, self.tree.stats.hits
+        """Counts since the start, and what is held now. entries: boundaries."""
+        lookups, hits, memory = self.tree.stats.lookups, self.tree.stats.hits, self.memory
+        kinds = [component.kind for component in self.tree.trunk.components]
+
+        def of_kinds(counts: Mapping[str, int]) -> int:
+            return sum(counts.get(kind, 0) for kind in kinds)
+
         return StoreStats(
             hits=hits,
             misses={"cold": lookups - hits} if lookups > hits else {},
             inserted=self._published,
-            evicted=sum(self.memory.stats.lost.values()),
-            rejected=self.memory.stats.rejected,
+            evicted=of_kinds(memory.stats.gone),
+            rejected=of_kinds(memory.stats.rejected),
             entries=len(self),
-            used_bytes=self.memory.used_bytes,
-            leases=self.memory.leases,
+            used_bytes=of_kinds(memory.use()[0].nbytes),
+            leases=of_kinds(memory.leases_of),
         )
 
     def match(self, namespace: Namespace, segments: tuple[Segment, ...], provenances: tuple[str, ...]) -> PrefixMatch:
@@ -127,11 +132,6 @@ class PrefixCache:
         before = len(self)
         self.tree.clear()
         return before - len(self)
-
-    def check(self) -> None:
-        """Integrity of the tree and of its memory, which must be its own."""
-        self.tree.check()
-        self.memory.check(self.tree.cells())
 
 
 def joined(segments: tuple[Segment, ...]) -> TokenIds:

@@ -51,7 +51,7 @@ class Reservation:
     """A planned request, and what it holds until its combine pass is over.
 
     entries: segment index -> entry to use. missing: segment index -> key of an entry that is still to come.
-    arrived_seconds: by the monotonic clock. tickets: of its session, in the memory of each cache.
+    arrived_seconds: by the monotonic clock. ticket: of its session.
     """
 
     request: GenerationRequest
@@ -63,7 +63,7 @@ class Reservation:
     missing: dict[int, bytes] = field(default_factory=dict)
     entering: list[tuple[int, int]] = field(default_factory=list)  # (section, active piece that opens it)
     arrived_seconds: float = field(default_factory=time.monotonic)
-    tickets: tuple[Ticket | None, ...] = ()
+    ticket: Ticket | None = None
 
     @property
     def plan(self) -> Plan:

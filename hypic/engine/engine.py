@@ -72,12 +72,9 @@ class Engine:
             write="through" if config.cache_write == "through" else "back",
             policy=config.cache_policy,
         )
-        self._memories = (
-            open_memory(config.segment_cache_bytes, below, "segments", config.device),
-            open_memory(config.prefix_cache_bytes, below, "prefixes", config.device),
-        )
-        self.segments: Store[SegmentEntry] = Store(self._memories[0], seconds_of=_seconds_of)
-        self.prefixes = PrefixCache(self._memories[1], prefill_seconds)
+        self.memory = open_memory(config.cache_bytes, below, config.device)
+        self.segments: Store[SegmentEntry] = Store(self.memory, seconds_of=_seconds_of)
+        self.prefixes = PrefixCache(self.memory, prefill_seconds)
         self.segments.restore()
         self.prefixes.tree.restore()
         self.inventory = Inventory(self.segments)
@@ -133,8 +130,7 @@ class Engine:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         reservation = self.composer.reserve(request)
         if request.session_id:
-            name = _session(request.session_id, request.salt)
-            reservation.tickets = tuple(memory.sessions.ticket(name) for memory in self._memories)
+            reservation.ticket = self.memory.sessions.ticket(_session(request.session_id, request.salt))
         self.inventory.note(request.salt, reservation.rows)
         self._waiting[request.request_id] = reservation
         new: list[BuildTask] = []
@@ -203,14 +199,12 @@ class Engine:
 
     def open_session(self, session_id: str, salt: str = "") -> None:
         """Begin a session, again if it was closed. One that was never closed begins with its first request."""
-        for memory in self._memories:
-            memory.sessions.open(_session(session_id, salt))
+        self.memory.sessions.open(_session(session_id, salt))
 
     def close_session(self, session_id: str, salt: str = "") -> bool:
         """Keep what a session referred to no longer than anything else; False where it was not open. Its requests go
         on, and those that come late do not open it again."""
-        closed = [memory.sessions.close(_session(session_id, salt)) for memory in self._memories]
-        return any(closed)
+        return self.memory.sessions.close(_session(session_id, salt))
 
     def generate(self, request: GenerationRequest) -> Iterator[TokenOutput]:
         """Run a request to its end in this process, building cold segments here. Raises GenerationError if it fails."""
@@ -245,18 +239,17 @@ class Engine:
 
     def check(self) -> None:
         """Integrity of the books; at idle nothing is leased."""
-        self.segments.check()
-        self.prefixes.check()
+        self.memory.check([*self.segments.cells, *self.prefixes.tree.cells()])
+        self.segments.check_counts()
+        self.prefixes.tree.check()
         if self.idle:
-            leases = (self.segments.stats.leases, self.prefixes.stats.leases)
-            assert leases == (0, 0), f"leases {leases} are held though nothing runs"
+            assert not self.memory.leases, f"leases {self.memory.leases_of} are held though nothing runs"
 
     def _check_idle(self) -> None:
         """The whole check where it takes no time that the next request would notice, else that nothing is leased."""
-        cells = sum(sum(memory.counts.values()) for memory in self._memories)
-        if cells <= _CHECKED_CELLS:
+        if sum(self.memory.counts.values()) <= _CHECKED_CELLS:
             self.check()
-        assert not any(memory.leases for memory in self._memories), "something is leased though nothing runs"
+        assert not self.memory.leases, f"leases {self.memory.leases_of} are held though nothing runs"
 
     def _build_pending(self) -> list[TokenOutput]:
         """Build the next batch of the segments that are ours to build; one that fails alone fails who waits for it."""
@@ -322,8 +315,7 @@ class Engine:
         for reservation, sequence in unpublished:
             prefix = self.composer.publish(reservation, sequence)
             segments = [lease.cell for lease in reservation.leases]
-            for memory, ticket, cells in zip(self._memories, reservation.tickets, (segments, prefix), strict=False):
-                memory.sessions.register(ticket, cells)
+            self.memory.sessions.register(reservation.ticket, [*segments, *prefix])
 
     def _next(self) -> Reservation | None:
         """Which of the waiting requests that have everything at hand runs now."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hypic.config import EngineConfig
+from hypic.config import EngineConfig, ServerConfig
 from hypic.eval.cli import main
 from hypic.eval.options import field_help, with_config
 from hypic.eval.report import Report, Table, emit
@@ -51,7 +51,7 @@ def test_options_are_the_fields_with_their_defaults(capsys: pytest.CaptureFixtur
     _, out, _ = run(capsys, "plan", "--help")
     for field in fields(EngineConfig):
         assert f"--{field.name.replace('_', '-')}" in out.replace("\n", " ")
-    assert field_help(EngineConfig)["segment_cache_bytes"] == field_help(EngineConfig)["prefix_cache_bytes"]
+    assert field_help(ServerConfig)["max_documents"] == field_help(ServerConfig)["max_segments"]
     assert field_help(EngineConfig)["model"] == "a checkpoint directory."
 
 

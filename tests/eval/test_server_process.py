@@ -46,7 +46,7 @@ def test_one_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hypic_serve_understands_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = EngineConfig(model=Path("elsewhere"), threads=2, segment_cache_bytes=5, cache_policy="lru")
+    engine = EngineConfig(model=Path("elsewhere"), threads=2, cache_bytes=5, cache_policy="lru")
     cluster = ClusterConfig(scatter_workers=0, placement="local")
     taken: list[object] = []
     monkeypatch.setattr(app, "serve_forever", lambda *configs: taken.extend(configs))

@@ -85,6 +85,6 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_run(tiny_checkp
 
 
 def test_a_cache_that_cannot_hold_the_documents_is_refused(tiny_checkpoint: Path) -> None:
-    config = EngineConfig(threads=1, segment_cache_bytes=300_000)
-    with pytest.raises(InvalidRequestError, match="raise --segment-cache-bytes"):
+    config = EngineConfig(threads=1, cache_bytes=300_000)
+    with pytest.raises(InvalidRequestError, match="raise --cache-bytes"):
         run_ttft(config, tiny_checkpoint, ["hypic"], PROMPTS, rounds=1, warm_repeats=1)

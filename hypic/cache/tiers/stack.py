@@ -25,12 +25,11 @@ class TierSettings:
     policy: str = "cost"
 
 
-def open_memory(device_bytes: int, settings: TierSettings, name: str, device: str = "cpu") -> Memory:
-    """A memory with those tiers. name: of the cache, whose files stand in a directory of their own. Raises OSError
-    where the URL cannot be used."""
+def open_memory(device_bytes: int, settings: TierSettings, device: str = "cpu") -> Memory:
+    """A memory with those tiers. Raises OSError where the URL cannot be used."""
     tiers: list[Tier] = [RamTier("device", device_bytes)]
     if settings.host_bytes:
         tiers.append(HostTier(settings.host_bytes, device))
     if settings.url:
-        tiers.append(FileTier(f"{settings.url.rstrip('/')}/{name}", settings.disk_bytes, EngineCodec(device)))
+        tiers.append(FileTier(settings.url, settings.disk_bytes, EngineCodec(device)))
     return Memory(tiers, POLICIES[settings.policy](), settings.write)

@@ -50,7 +50,8 @@ def fill(cache: PrefixCache, prompt: tuple[Segment, ...], provenance: str = EXAC
     ends = np.cumsum([len(segment) for segment in prompt[:-1]]).tolist()
     states = {end: (lambda end=end: state_at(end)) for end in ends}
     cache.publish(NAMESPACE, prompt[:-1], provenance, memory_after(prompt, mark), states)
-    cache.check()
+    cache.tree.check()
+    cache.memory.check(cache.tree.cells())
 
 
 def matched(cache: PrefixCache, prompt: tuple[Segment, ...], *provenances: str) -> tuple[int, int]:
@@ -63,7 +64,8 @@ def matched(cache: PrefixCache, prompt: tuple[Segment, ...], *provenances: str) 
         assert found.states.unique().tolist() == found.conv_tails.unique().tolist() == [match.tokens]
     match.release()
     match.release()
-    cache.check()
+    cache.tree.check()
+    cache.memory.check(cache.tree.cells())
     assert cache.stats.leases == 0
     return match.sections, match.tokens
 

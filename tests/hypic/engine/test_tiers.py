@@ -18,9 +18,8 @@ ORDERS = ([1, 2, 3], [3, 2, 1], [4, 1, 5, 2], [1, 2, 3])
 def test_tiers_change_no_answer(make_bench: MakeBench, tmp_path: Path, write: str, policy: str) -> None:
     plain = make_bench()
     tiered = make_bench(
-        segment_cache_bytes=520_000,
-        prefix_cache_bytes=200_000,
-        host_cache_bytes=300_000,
+        cache_bytes=600_000,
+        host_cache_bytes=600_000,
         cache_url=str(tmp_path),
         disk_cache_bytes=10**7,
         cache_write=write,

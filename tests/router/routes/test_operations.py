@@ -36,7 +36,7 @@ def test_a_flush_makes_everything_cold(client: TestClient) -> None:
 
 
 def sessions_of(combine: CombineWorker) -> Any:
-    return combine._engine.call(lambda engine: engine._memories[0].sessions).result()
+    return combine._engine.call(lambda engine: engine.memory.sessions).result()
 
 
 def test_sessions_open_and_close(client: TestClient, combine: CombineWorker) -> None:
