@@ -177,7 +177,7 @@ class CombineWorker:
         return await self._ask(lambda engine: engine.close_session(session_id, salt))
 
     async def stats(self) -> WorkerStats:
-        segments, prefixes = await asyncio.wrap_future(self._engine.call(store_stats))
+        segments, prefixes, cache = await asyncio.wrap_future(self._engine.call(store_stats))
         return WorkerStats(
             name=self.name,
             role="combine",
@@ -188,6 +188,7 @@ class CombineWorker:
             leases=segments["leases"] + prefixes["leases"],
             segments=segments,
             prefixes=prefixes,
+            cache=cache,
             last_error=self._engine.last_error,
         )
 

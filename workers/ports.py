@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hypic.cache.changes import Change
+from hypic.cache.memory import TierUse
 from hypic.engine.composer import BuildTask
 from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import HypicError, UnavailableError
@@ -126,7 +127,8 @@ class Holdings:
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """Counts of a worker since its start, and what it holds now. leases: promised entries; 0 at idle."""
+    """Counts of a worker since its start, and what it holds now. leases: promised entries; 0 at idle. cache: what each
+    tier of its memory holds, the fastest first."""
 
     name: str
     role: Role
@@ -139,6 +141,7 @@ class WorkerStats:
     leases: int = 0
     segments: dict[str, Any] = field(default_factory=dict)
     prefixes: dict[str, Any] = field(default_factory=dict)
+    cache: tuple[TierUse, ...] = ()
     last_error: str = ""
 
 

@@ -97,6 +97,7 @@ def test_a_person_runs_a_prompt_moves_a_document_and_runs_again(page: Any, tmp_p
     answers = page.locator(".result .answer").all_inner_texts()
     assert len(answers) == 3
     assert all(answers)
+    expect(page.locator("#cache .tier").first).to_be_visible(timeout=10_000)
 
 
 @pytest.mark.browser

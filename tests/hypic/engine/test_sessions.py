@@ -51,7 +51,7 @@ def test_tenants_sessions_are_their_own(bench: Any) -> None:
 
 @pytest.mark.parametrize("session", ["", "chat"])
 def test_what_a_session_uses_outlives_what_nobody_refers_to(make_bench: Callable[..., Any], session: str) -> None:
-    bench = make_bench(cache_bytes=250_000)
+    bench = make_bench(cache_bytes=500_000)
     bench.tokens(turn(bench, [1], session))
     for other in range(2, 6):
         bench.tokens(turn(bench, [other]))
