@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from hypic.cache.memory import TierUse
+from hypic.cache.books import TierUse
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
 from hypic.engine.engine import Engine

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from hypic.cache.books import TierUse
 from hypic.cache.changes import Change
-from hypic.cache.memory import TierUse
 from hypic.engine.composer import BuildTask
 from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import HypicError, UnavailableError

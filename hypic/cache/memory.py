@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from hypic.cache.books import MemoryStats, TierBook, TierUse, count
 from hypic.cache.eviction import EvictionQueue, LeastRecentlyUsed, Policy, Rank
 from hypic.cache.sessions import Sessions
 from hypic.cache.tiers.ram import RamTier
@@ -91,38 +92,6 @@ class Cell:
         return bool(self.sessions), self.worth, self.last_use_ticks
 
 
-@dataclass
-class MemoryStats:
-    """Counts since the start. evicted: copies that left a tier, lost: cells whose last copy went, by reason.
-    failed: transfers, by reason. gone, rejected: cells whose last copy went, and cells that found no room, by kind."""
-
-    evicted: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    gone: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    loaded: int = 0
-
-
-@dataclass(frozen=True)
-class TierUse:
-    """What a tier holds. entries, nbytes: by kind. used_bytes: with what earlier processes left and nobody claimed."""
-
-    tier: str
-    used_bytes: int
-    budget_bytes: int
-    entries: dict[str, int]
-    nbytes: dict[str, int]
-
-
-def _count(counts: dict[str, int], name: str, change: int = 1) -> None:
-    counts[name] = counts.get(name, 0) + change
-
-
-def _present(counts: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count}
-
-
 class Memory:
     """Tiers, first the one that is ready to use. Not thread-safe: one engine owns it."""
 
@@ -138,8 +107,7 @@ class Memory:
         """How many leases of cells of each kind are out."""
         self.counts: dict[str, int] = {}
         """How many cells of each kind have a copy somewhere."""
-        self._entries: list[dict[str, int]] = [{} for _ in tiers]
-        self._bytes: list[dict[str, int]] = [{} for _ in tiers]
+        self._books = [TierBook() for _ in tiers]
         self.sessions: Sessions[Cell] = Sessions(self.requeue)
         self._queues: list[dict[str, EvictionQueue[Cell]]] = [{} for _ in tiers]
 
@@ -159,16 +127,13 @@ class Memory:
 
     def use(self) -> list[TierUse]:
         """What each tier holds, the one that is ready to use first."""
-        return [
-            TierUse(tier.name, tier.used_bytes, tier.budget_bytes, _present(entries), _present(nbytes))
-            for tier, entries, nbytes in zip(self.tiers, self._entries, self._bytes, strict=True)
-        ]
+        return [book.use(tier) for book, tier in zip(self._books, self.tiers, strict=True)]
 
     def hold(self, cell: Cell, payload: Payload) -> bool:
         """Take a cell in, making room. False where it cannot fit beside what is leased; nothing is kept then."""
         cell.nbytes = payload.nbytes
         if not self._put(0, cell, payload):
-            _count(self.stats.rejected, cell.kind)
+            count(self.stats.rejected, cell.kind)
             return False
         self.touch(cell)
         if self.write == "through":
@@ -194,14 +159,14 @@ class Memory:
     def lease(self, cell: Cell) -> None:
         """Keep the copy in tier 0 until `unlease`; every lease is given back once."""
         self.leases += 1
-        _count(self.leases_of, cell.kind)
+        count(self.leases_of, cell.kind)
         cell.leases += 1
         self._unqueue(cell)
 
     def unlease(self, cell: Cell) -> None:
         assert cell.leases > 0, f"a {cell.kind} cell is released more often than leased"
         self.leases -= 1
-        _count(self.leases_of, cell.kind, -1)
+        count(self.leases_of, cell.kind, -1)
         cell.leases -= 1
         self._settle(cell)
 
@@ -245,7 +210,7 @@ class Memory:
 
     def fail(self, cell: Cell, tier: int, error: TierError) -> None:
         """A copy could not be read: it is dropped, and why is remembered. For whoever holds the cell while reading."""
-        _count(self.stats.failed, error.reason)
+        count(self.stats.failed, error.reason)
         cell.fault = error.reason
         self._drop(tier, cell)
 
@@ -331,7 +296,7 @@ class Memory:
                 continue
             if tier == 0:
                 self.policy.gone(worth)
-            _count(self.stats.evicted, self.tiers[tier].name)
+            count(self.stats.evicted, self.tiers[tier].name)
             self._evict(tier, cell)
             return True
         return False
@@ -343,9 +308,13 @@ class Memory:
         for tier, place in enumerate(self.tiers):
             here = [cell for cell in everything if cell.has(tier)]
             assert place.used_bytes <= place.budget_bytes, (place.name, place.used_bytes, place.budget_bytes)
-            assert place.copies() == len(here) == sum(self._entries[tier].values()), (place.name, place.copies())
-            assert sum(self._bytes[tier].values()) <= place.used_bytes, (place.name, self._bytes[tier])
-        assert sum(cell.nbytes for cell in everything if cell.has(0)) == self.used_bytes == sum(self._bytes[0].values())
+            assert place.copies() == len(here) == sum(self._books[tier].entries.values()), (place.name, place.copies())
+            assert sum(self._books[tier].nbytes.values()) <= place.used_bytes, (place.name, self._books[tier])
+        assert (
+            sum(cell.nbytes for cell in everything if cell.has(0))
+            == self.used_bytes
+            == sum(self._books[0].nbytes.values())
+        )
         assert sum(cell.leases for cell in everything) == self.leases == sum(self.leases_of.values())
         assert sum(bool(cell.tiers) for cell in everything) == sum(self.counts.values())
         for cell in everything:
@@ -366,7 +335,7 @@ class Memory:
                 return False
             place.put(cell, payload)
         except TierError as error:
-            _count(self.stats.failed, error.reason)
+            count(self.stats.failed, error.reason)
             return False
         self._count_copy(cell, tier, nbytes)
         if tier == 0:
@@ -387,7 +356,7 @@ class Memory:
         try:
             payload = self.tiers[tier].get(cell)
         except TierError as error:
-            _count(self.stats.failed, error.reason)
+            count(self.stats.failed, error.reason)
             return
         cell.pins += 1  # making room below must not take this very cell; it stays in its queue
         for below in range(tier + 1, len(self.tiers)):
@@ -444,10 +413,9 @@ class Memory:
     def _count_copy(self, cell: Cell, tier: int, nbytes: int) -> None:
         """A copy has come to a tier, or has gone from it: then nbytes is not above 0."""
         before, cell.tiers = cell.tiers, cell.tiers ^ 1 << tier
-        _count(self._entries[tier], cell.kind, 1 if cell.has(tier) else -1)
-        _count(self._bytes[tier], cell.kind, nbytes)
+        self._books[tier].count(cell.kind, 1 if cell.has(tier) else -1, nbytes)
         if change := bool(cell.tiers) - bool(before):
-            _count(self.counts, cell.kind, change)
+            count(self.counts, cell.kind, change)
 
     def _drop_all(self, cell: Cell) -> None:
         for tier in range(len(self.tiers)):
@@ -456,7 +424,7 @@ class Memory:
         self.sessions.dropped(cell)
 
     def _lose(self, cell: Cell, reason: str) -> None:
-        _count(self.stats.lost, reason)
-        _count(self.stats.gone, cell.kind)
+        count(self.stats.lost, reason)
+        count(self.stats.gone, cell.kind)
         cell.owner.lost(cell, reason)
         self.sessions.dropped(cell)
