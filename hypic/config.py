@@ -85,11 +85,11 @@ class ServerConfig:
     far that may be, in nats of the next-token distribution; beyond it only exact prefixes are reused. api_keys: a TOML
     file of SHA-256 hashes of keys and their tenants; without one nobody is asked for a key. max_body_bytes: of one
     request. max_open_body_bytes: of all requests that are open, beyond which new ones have to wait. max_documents,
-    max_document_bytes, max_segments: of one request. max_prompt_tokens: 0 for what the model reads. max_prompts,
-    max_choices: prompts of one completion request, answers to one prompt. max_stop_strings, max_top_logprobs: of one
-    request. body_seconds: how long a client may take to send its body. token_cache_bytes: token ids of documents that
-    were sent before. request_log: a file that gets a line of JSON for each request, "-" for stdout, "" for none.
-    otlp_endpoint: base URL of an OpenTelemetry collector that takes traces over HTTP, "" for none.
+    max_document_bytes, max_segments, max_messages: of one request. max_prompt_tokens: 0 for what the model reads.
+    max_prompts, max_choices: prompts of one completion request, answers to one prompt. max_stop_strings,
+    max_top_logprobs: of one request. body_seconds: how long a client may take to send its body. token_cache_bytes:
+    token ids of documents that were sent before. request_log: a file that gets a line of JSON for each request, "-" for
+    stdout, "" for none. otlp_endpoint: base URL of an OpenTelemetry collector that takes traces over HTTP, "" for none.
     """
 
     host: str = "127.0.0.1"
@@ -102,6 +102,7 @@ class ServerConfig:
     max_documents: int = 1024
     max_document_bytes: int = 8 * 1024**2
     max_segments: int = 4096
+    max_messages: int = 4096
     max_prompt_tokens: int = 0
     max_prompts: int = 32
     max_choices: int = 16
@@ -118,7 +119,14 @@ class ServerConfig:
         for name in ("max_prompt_tokens", "max_documents", "max_stop_strings", "max_top_logprobs", "token_cache_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")
-        for name in ("max_body_bytes", "max_document_bytes", "max_segments", "max_prompts", "max_choices"):
+        for name in (
+            "max_body_bytes",
+            "max_document_bytes",
+            "max_segments",
+            "max_messages",
+            "max_prompts",
+            "max_choices",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         if self.max_open_body_bytes < self.max_body_bytes:

@@ -17,7 +17,7 @@ from hypic.errors import CheckpointError
 from hypic.segment import TokenIds
 
 PIECE_CHARS = 65_536
-"""Longer user text is encoded in pieces of about so many characters, since encoding takes some 220 bytes a token. It is
+"""Longer text is encoded in pieces of about so many characters, since encoding takes some 220 bytes a token. It is
 cut before a word where there is one, so that hardly any text has other tokens for it, and always in the same places."""
 
 _WORD_START = re.compile(r"(?<=\w) (?=\w)")
@@ -69,15 +69,16 @@ class PromptTokenizer:
     def encode_pieces(self, parts: list[TextPart]) -> Iterator[list[int]]:
         """As `encode`, a piece of a long text at a time, for callers that may have enough before its end."""
         user_text = "\n".join(part.text for part in parts if not part.template)
+        template_chars = sum(len(part.text) for part in parts if part.template)
         if (
             any(part.template for part in parts)
-            and len(user_text) <= PIECE_CHARS
+            and max(len(user_text), template_chars) <= PIECE_CHARS
             and not self._looks_special(user_text)
         ):
             yield _ids(self._special, "".join(part.text for part in parts))
             return
         for part in parts:
-            for piece in [part.text] if part.template else _pieces(part.text):
+            for piece in _pieces(part.text, tuple(self._added) if part.template else ()):
                 yield self._encode_part(TextPart(piece, part.template))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -137,13 +138,16 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces of at most PIECE_CHARS, cut in front of the last space between two words where there is one."""
+def _pieces(text: str, whole: tuple[str, ...]) -> Iterator[str]:
+    """A text in pieces of at most PIECE_CHARS, cut in front of the last space between two words where there is one, and
+    within none of the strings `whole`."""
     start = 0
     while len(text) - start > PIECE_CHARS:
         end = start + PIECE_CHARS
         words = [found.start() for found in _WORD_START.finditer(text, end - 1024, end)]
         end = words[-1] if words else end
+        cut = [text.find(token, max(start, end - len(token) + 1), end + len(token) - 1) for token in whole]
+        end = min([begin for begin in cut if begin > start], default=end)
         yield text[start:end]
         start = end
     yield text[start:]

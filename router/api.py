@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from hypic.router import faults
 from hypic.router.guards import BodyLimit, Doorkeeper
+from hypic.router.openapi import DescribedAPI
 from hypic.router.playground.route import router as playground
 from hypic.router.routes import chat, completions, generate, operations, segments
 from hypic.router.service import Service
@@ -31,7 +32,12 @@ def build_api(service: Service, send_request_id: bool = True) -> FastAPI:
         connecting.cancel()
         await service.close()
 
-    app = FastAPI(title="HYPIC", description="Position-independent caching, OpenAI-compatible.", lifespan=lifespan)
+    app = DescribedAPI(
+        asks_for_keys=service.keys is not None,
+        title="HYPIC",
+        description="Position-independent caching, OpenAI-compatible.",
+        lifespan=lifespan,
+    )
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)

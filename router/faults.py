@@ -121,6 +121,10 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> ErrorR
     if first["type"] == "json_invalid":
         return error_response(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}", "invalid_json")
     param = _param(first["loc"])
+    if param is None and "json" not in request.headers.get("content-type", ""):
+        return error_response(
+            400, "the body is not announced as JSON: send Content-Type: application/json", "invalid_json"
+        )
     if first["type"] == "extra_forbidden":
         message = f"{param}: there is no such field; leave it out, or see /docs for those there are"
         return error_response(400, message, "unknown_parameter", param)

@@ -33,6 +33,7 @@ def chat_request(service: Service, tenant: Tenant, body: ChatBody) -> Generation
     if body.top_logprobs and not body.logprobs:
         raise ParameterError("top_logprobs: logprobs must be true with it", "top_logprobs")
     salt = tenant.salt(body.cache_salt)
+    at_most("messages", len(body.messages), service.config.max_messages)
     documents = documents_of(body.documents or (), service.config)
     messages = [_message(message) for message in body.messages]
     segments = chat_segments(model.tokenizer, messages, documents, Encoder(service, model, salt))

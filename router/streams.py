@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from hypic.errors import HypicError
+from hypic.router.bodies.shared import ErrorBody
 from hypic.router.faults import error_body
 from hypic.router.observation import Observation, error_code, observation_of
 
@@ -52,8 +53,11 @@ class EventStream(StreamingResponse):
             await events.aclose()
 
 
-def schema(body: type[BaseModel], description: str) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI schema says of a 200 that may be a stream; the route's response model is its other form."""
-    name = body.__name__
-    content = {MEDIA_TYPE: {"schema": {"type": "string", "description": f"`data: ` lines, each a {name}, then [DONE]"}}}
-    return {200: {"description": description, "content": content}}
+def schema(description: str, *bodies: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI schema says of a 200 that may be a stream of `bodies`; the response model is its other form."""
+    names = [body.__name__ for body in (*bodies, ErrorBody)]
+    bodies_schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+    said = {"type": "string", "contentMediaType": "application/json", "contentSchema": bodies_schema}
+    data = {"anyOf": [{"const": "[DONE]"}, said], "description": f"{' or '.join(names)}; [DONE] ends what is whole"}
+    event_schema = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return {200: {"description": description, "content": {MEDIA_TYPE: {"schema": event_schema}}}}

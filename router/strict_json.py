@@ -17,7 +17,10 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         try:
-            return json.loads(await self.body(), object_pairs_hook=_once, parse_constant=_no_number)
+            text = (
+                await self.body()
+            ).decode()  # json.loads itself would take UTF-16 and UTF-32, which JSON is not sent in
+            return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
         except json.JSONDecodeError:
             raise
         except RecursionError as error:

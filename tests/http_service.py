@@ -31,6 +31,7 @@ SMALL = ServerConfig(
     max_open_body_bytes=3 * 1024**2,
     max_documents=40,
     max_segments=50,
+    max_messages=60,
     max_document_bytes=1_500_000,
     max_prompts=4,
     max_choices=4,

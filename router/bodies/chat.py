@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hypic.router.bodies.shared import Body, Count, DocumentBody, Name, Report, SamplingFields, Text, UsageBody
+from hypic.router.bodies.shared import Body, Count, DocumentBody, Items, Name, Report, SamplingFields, Text, UsageBody
 
 
 class CacheControl(Body):
@@ -24,7 +24,7 @@ class TextPart(Body):
 
 class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart] | None = Field(
+    content: Text | Items[TextPart] | None = Field(
         default=None, description="A text, or parts: of the last user message each part but the last is a segment."
     )
     name: Any = Field(default=None, description="Taken and without effect: chat templates have no place for it.")
@@ -38,8 +38,8 @@ class MessageBody(Body):
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[MessageBody]
-    documents: list[DocumentBody] | None = Field(
+    messages: Items[MessageBody]
+    documents: Items[DocumentBody] | None = Field(
         default=None, description="Stand before the last user message's text, each a segment that is cached by itself."
     )
     max_completion_tokens: Count | None = None
@@ -51,7 +51,7 @@ class ChatBody(SamplingFields):
     functions: list[Any] | None = None
     function_call: Any = None
     response_format: dict[str, Any] | None = None
-    modalities: list[Text] | None = None
+    modalities: Items[Text] | None = None
     audio: Any = None
     prediction: Any = Field(default=None, description="Taken and without effect: a guess changes no answer.")
     reasoning_effort: Any = None

@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hypic.router.bodies.shared import Report, SamplingFields, Text, TokenId, UsageBody
+from hypic.router.bodies.shared import Items, Report, SamplingFields, Text, TokenId, UsageBody
 
 
 class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(
+    prompt: Text | Items[Text] | Items[TokenId] | Items[Items[TokenId]] = Field(
         description="A text, with `<<PIC_SEP>>` between its segments, or token ids, or a list of either."
     )
     logprobs: Annotated[int, Field(ge=0, lt=2**31)] | None = None

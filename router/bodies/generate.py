@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hypic.router.bodies.shared import Body, CacheFields, Count, Name, Penalty, Report, StopString, Text, TokenId
+from hypic.router.bodies.shared import Body, CacheFields, Count, Items, Name, Penalty, Report, StopString, Text, TokenId
 
 
 class SamplingBody(Body):
@@ -16,8 +16,8 @@ class SamplingBody(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = -1
     min_p: Annotated[float, Field(ge=0, le=1)] | None = 0.0
-    stop: StopString | list[StopString] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: StopString | Items[StopString] | None = None
+    stop_token_ids: Annotated[Items[TokenId], Field(max_length=64)] | None = None
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = 1.0
@@ -38,8 +38,8 @@ class SessionParams(Body):
 class GenerateBody(CacheFields):
     """POST /generate. Either text, with `<<PIC_SEP>>` between its segments, or input_ids."""
 
-    text: Text | list[Text] | None = None
-    input_ids: list[TokenId] | list[list[TokenId]] | None = None
+    text: Text | Items[Text] | None = None
+    input_ids: Items[TokenId] | Items[Items[TokenId]] | None = None
     sampling_params: SamplingBody | None = None
     stream: bool | None = False
     return_logprob: bool | None = False

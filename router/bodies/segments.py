@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from hypic.router.bodies.shared import Body, DocumentBody, HypicOptions, Name
+from hypic.router.bodies.shared import Body, DocumentBody, HypicOptions, Items, Name
 
 
 class WarmBody(Body):
     """POST /v1/segments."""
 
-    documents: Annotated[list[DocumentBody], Field(min_length=1)]
+    documents: Annotated[Items[DocumentBody], Field(min_length=1)]
     cache_salt: Name | None = None
     stream: bool | None = Field(default=False, description="Server-sent events, one as each document is done.")
     hypic: HypicOptions | None = None

@@ -4,9 +4,17 @@ A field that is not listed is refused by name, so nothing that a client asks for
 taken and have no effect are listed as such (`Harmless`).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+ItemT = TypeVar("ItemT")
+
+MOST_UNKNOWN_FIELDS = 8
+"""So many are looked at to name one of them; a body of a million gets no list of them all."""
+
+MOST_BIASED_TOKENS = 1024
 
 
 def _encodable(text: str) -> str:
@@ -17,6 +25,15 @@ def _encodable(text: str) -> str:
         raise ValueError("holds a lone surrogate, which is not a character") from error
     return text
 
+
+def _few(entries: Any) -> Any:
+    if isinstance(entries, dict) and len(entries) > MOST_BIASED_TOKENS:
+        raise PydanticCustomError("too_many", f"at most {MOST_BIASED_TOKENS} entries are taken")
+    return entries
+
+
+Items = Annotated[list[ItemT], Field(fail_fast=True)]
+"""A list of which the first fault is told: what validation costs must not grow with the number of faults."""
 
 Text = Annotated[str, AfterValidator(_encodable)]
 Name = Annotated[str, Field(max_length=512), AfterValidator(_encodable)]
@@ -30,6 +47,15 @@ class Body(BaseModel):
     """Types as in JSON, without conversions: "5" is not 5."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_are_few(cls, sent: Any) -> Any:
+        if isinstance(sent, dict) and len(sent) > len(cls.model_fields) + MOST_UNKNOWN_FIELDS:
+            raise PydanticCustomError(
+                "too_many", f"{len(sent)} fields were sent, {len(cls.model_fields)} are known here"
+            )
+        return sent
 
 
 class Harmless(Body):
@@ -87,17 +113,21 @@ class SamplingFields(CacheFields, Harmless):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         default=None, description="Answer i of n is drawn with seed + i."
     )
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | Items[StopString] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        None
-    )
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            BeforeValidator(_few),
+        ]
+        | None
+    ) = Field(default=None, max_length=MOST_BIASED_TOKENS)
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(default=None, description="-1 and 0 take all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[Items[TokenId], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
 
 

@@ -35,7 +35,7 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
 @router.post(
     "/v1/chat/completions",
     response_model=ChatCompletion,
-    responses=schema(ChatChunk, "The answer; with `stream`, events of its parts"),
+    responses=schema("The answer; with `stream`, events of its parts", ChatChunk),
 )
 async def chat_completions(body: ChatBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Answer a chat over documents. With `stream`, server-sent events of `chat.completion.chunk`."""

@@ -24,7 +24,7 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
 @router.post(
     "/v1/completions",
     response_model=Completion,
-    responses=schema(Completion, "The answer; with `stream`, events of its parts"),
+    responses=schema("The answer; with `stream`, events of its parts", Completion),
 )
 async def completions(body: CompletionBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Continue raw prompts: choice i of prompt p has the index p times n plus i."""

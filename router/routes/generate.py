@@ -24,7 +24,7 @@ router = APIRouter(route_class=StrictRoute, responses=answers(400, 404, 408, 413
 @router.post(
     "/generate",
     response_model=Generated | list[Generated],
-    responses=schema(Generated, "One answer, or a list where several were asked for; with `stream`, events"),
+    responses=schema("One answer, or a list where several were asked for; with `stream`, events", Generated),
 )
 async def generate(body: GenerateBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:
     """Continue raw prompts. One prompt and n = 1 give an object, more a list; a stream has an object an event."""

@@ -42,7 +42,7 @@ Identifier = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 @router.post(
     "/v1/segments",
     response_model=WarmReport,
-    responses=schema(WarmedSegment, "What became of each document; with `stream`, an event as each is done")
+    responses=schema("What became of each document; with `stream`, an event as each is done", WarmedSegment, WarmReport)
     | answers(413, 429),
 )
 async def warm(body: WarmBody, service: ServiceDep, tenant: CallerDep, observation: ObservationDep) -> Any:

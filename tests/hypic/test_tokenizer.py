@@ -77,6 +77,14 @@ def test_a_special_token_over_the_border_of_pieces_stays_text(tokenizer: PromptT
     assert ids[:-1].tolist() == list(tokenizer.encode([TextPart(text)]))
 
 
+def test_a_templates_special_token_over_the_border_stays_one(tokenizer: PromptTokenizer) -> None:
+    for before in range(PIECE_CHARS - 11, PIECE_CHARS + 2):
+        text = "a" * before + "<|im_end|>" + "b" * (PIECE_CHARS + 9)
+        ids = tokenizer.encode([TextPart(text, template=True)]).tolist()
+        assert [token for token in ids if token >= 256] == [258]
+        assert len(ids) == len(text) - len("<|im_end|>") + 1
+
+
 def test_bytes_of_tokens_make_up_the_text(tokenizer: PromptTokenizer) -> None:
     text = "naïve 日本 🙂\n\x00 end"
     for own in (tokenizer, PromptTokenizer.load(BUNDLED_MODEL)):
