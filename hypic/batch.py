@@ -195,23 +195,26 @@ class PrefillBatch:
 
 
 class DecodeBatch:
-    """One new token for each of N sequences."""
+    """One new token for each of N sequences.
+
+    New states and tails are kept aside until `finish`, and new keys and values stand behind what counts, so a pass that
+    raises has changed nothing. The price is room for the states of the batch once more.
+    """
 
     def __init__(self, token_ids: Tensor, caches: list[SequenceCache]) -> None:
         self.token_ids, self.caches = token_ids, caches
+        self._states: dict[int, Tensor] = {}
+        self._tails: dict[int, Tensor] = {}
         self.positions = torch.tensor([cache.tokens for cache in caches], device=token_ids.device)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tails = torch.stack([cache.conv_tails[layer] for cache in self.caches])
-        output, tails = causal_conv_step(x, weight, bias, tails)
-        for cache, tail in zip(self.caches, tails, strict=True):
-            cache.conv_tails[layer] = tail
+        output, self._tails[layer] = causal_conv_step(x, weight, bias, tails)
         return output
 
     def recur(self, layer: int, family: LinearFamily, inputs: LinearInputs) -> Tensor:
-        output, states = family.step(inputs, torch.stack([cache.states[layer] for cache in self.caches]))
-        for cache, state in zip(self.caches, states, strict=True):
-            cache.states[layer] = state
+        states = torch.stack([cache.states[layer] for cache in self.caches])
+        output, self._states[layer] = family.step(inputs, states)
         return output
 
     def attend(
@@ -230,7 +233,11 @@ class DecodeBatch:
 
     def finish(self) -> None:
         """Account for the tokens read; call once, after the last layer."""
-        for cache in self.caches:
+        for row, cache in enumerate(self.caches):
+            for layer, tails in self._tails.items():
+                cache.conv_tails[layer] = tails[row]
+            for layer, states in self._states.items():
+                cache.states[layer] = states[row]
             cache.tokens += 1
 
 

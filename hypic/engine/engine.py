@@ -1,8 +1,9 @@
 """One model, its caches, and the loop that turns requests into tokens: no Ray, no HTTP, one thread.
 
 Life of a request: `submit` plans it and leases what is cached; cold segments are built here (`build_here`) or brought
-from elsewhere (`deliver`), each once however many requests wait for it; then one combine pass yields the first token,
-and the request decodes in a continuous batch with the others. `step` does one round of all that.
+from elsewhere (`deliver`), each once however many requests wait for it; then one combine pass, in chunks where it is
+long, yields the first token, and the request decodes in a continuous batch with the others. `step` does one round of
+all that.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hypic.arms import ARMS
-from hypic.batch import DecodeBatch, PrefillBatch
+from hypic.batch import PrefillBatch
 from hypic.cache.entry import SegmentEntry
 from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
@@ -20,8 +21,10 @@ from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
+from hypic.engine.decoding import decode
 from hypic.engine.generation import Choice, Generation
 from hypic.engine.inventory import Inventory
+from hypic.engine.prefill import Prefill
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.linear.operators import OperatorFormats
@@ -89,6 +92,7 @@ class Engine:
         )
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
+        self._prefills: dict[str, Prefill] = {}  # begun, of requests that wait for their first token
         self._running: dict[str, Generation] = {}
         self._unpublished: list[tuple[Reservation, Sequence]] = []
 
@@ -171,14 +175,13 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:
-        """One round: a batch of builds, one combine pass, one token for each running request. A request that fails in
-        its build or combine pass yields an output that says so and takes no other with it; an exception out of here
-        means that decoding failed, and with it every running request."""
+        """One round: a batch of builds, one token for each running request, one chunk of a combine pass. A request that
+        fails yields an output that says so and takes no other with it; an exception out of here is a fault of the
+        engine's own books, after which no request may go on."""
         self._publish()
         outputs = self._build_pending()
         outputs += self._decode()
-        decoding = sum(len(generation.open) for generation in self._running.values())
-        if decoding < self.config.max_running and (ready := self._next()) is not None:
+        if (ready := self._next()) is not None:
             outputs += self._combine(ready)
         if self.idle:
             self._check_idle()
@@ -187,6 +190,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Forget a request, in whatever phase it is. Unknown ids are ignored: it may just have finished."""
         self._running.pop(request_id, None)
+        self._prefills.pop(request_id, None)
         reservation = self._waiting.pop(request_id, None)
         if reservation is None:
             return
@@ -252,11 +256,13 @@ class Engine:
         assert not self.memory.leases, f"leases {self.memory.leases_of} are held though nothing runs"
 
     def _build_pending(self) -> list[TokenOutput]:
-        """Build the next batch of the segments that are ours to build; one that fails alone fails who waits for it."""
+        """Build the next batch of the segments that are ours to build; one that fails alone fails who waits for it.
+        While anybody decodes it is no larger than a chunk of a combine pass, unless one segment is."""
         here = [pending.task for pending in self._pending.values() if pending.here]
         if not here:
             return []
-        batch = packed(here, self.config.max_build_tokens)[0]
+        most = self.config.max_build_tokens
+        batch = packed(here, min(most, self.config.max_prefill_tokens) if self._running else most)[0]
         try:
             entries = self.build(batch)
         except Exception as error:  # of one segment, which must not take the others with it
@@ -276,25 +282,30 @@ class Engine:
         return []
 
     def _combine(self, reservation: Reservation) -> list[TokenOutput]:
-        """The one pass over a request's active tokens, and the first token of each choice."""
+        """The next chunk of a request's pass over its active tokens; after the last, the first token of each choice."""
         request = reservation.request
         if request.build_only:
             return [self._built(reservation)]
         try:
-            sequence = self.composer.sequence(reservation)
-            batch = PrefillBatch([sequence])
-            hidden = self.model.forward(batch)
-            batch.finish()
-            logits = self.model.logits(hidden[batch.last_rows()])
+            prefill = self._prefills.get(request.request_id)
+            if prefill is None:
+                sequence = self.composer.sequence(reservation)
+                prefill = Prefill(self.model, sequence, self.config.max_prefill_tokens)
+                self._prefills[request.request_id] = prefill
+            logits = prefill.step()
         except Exception as error:  # of this request: whatever was shared is immutable, so the others go on
             return [self._fail(reservation, error)]
-        del self._waiting[request.request_id]
+        if logits is None:
+            return []
+        del self._waiting[request.request_id], self._prefills[request.request_id]
         plan = reservation.plan
-        generation = Generation(request, sequence.cache, plan, _usage(plan), self.tokenizer)
+        generation = Generation(request, prefill.sequence.cache, plan, _usage(plan), self.tokenizer)
         reservation.release()
-        self._unpublished.append((reservation, sequence))
         self._running[request.request_id] = generation
-        return [self._advance(generation, choice, logits[0]) for choice in generation.choices]
+        outputs = self._advance([(generation, choice, logits) for choice in generation.choices])
+        if all(output.finish_reason != "error" for output in outputs):
+            self._unpublished.append((reservation, prefill.sequence))
+        return outputs
 
     def _built(self, reservation: Reservation) -> TokenOutput:
         """The last word of a request that wants nothing but its segments built."""
@@ -303,11 +314,12 @@ class Engine:
         reservation.release()
         return TokenOutput(request.request_id, None, "", _usage(plan), plan, "stop", ends_request=True)
 
-    def _fail(self, reservation: Reservation, error: Exception) -> TokenOutput:
-        request_id, plan = reservation.request.request_id, reservation.plan
+    def _fail(self, failed: Reservation | Generation, error: Exception) -> TokenOutput:
+        """End a request, in whatever phase it is. Its last output."""
+        usage = failed.usage if isinstance(failed, Generation) else _usage(failed.plan)
+        request_id, told = failed.request.request_id, f"{type(error).__name__}: {error}"
         self.abort(request_id)
-        told = f"{type(error).__name__}: {error}"
-        return TokenOutput(request_id, None, "", _usage(plan), plan, "error", told, ends_request=True)
+        return TokenOutput(request_id, None, "", usage, failed.plan, "error", told, ends_request=True)
 
     def _publish(self) -> None:
         """Remember the prefixes of finished combine passes, after their first tokens are out."""
@@ -318,11 +330,20 @@ class Engine:
             self.memory.sessions.register(reservation.ticket, [*segments, *prefix])
 
     def _next(self) -> Reservation | None:
-        """Which of the waiting requests that have everything at hand runs now."""
-        ready = {name: reservation for name, reservation in self._waiting.items() if not reservation.missing}
+        """Which of the waiting requests that have everything at hand is computed now. A pass that has begun has its
+        place among those that run; between its chunks another may be chosen, by the same rule as before it began."""
+        taken = sum(len(generation.open) for generation in self._running.values())
+        taken += sum(self._waiting[name].request.choices for name in self._prefills)
+        room = taken < self.config.max_running
+        ready = {
+            name: reservation
+            for name, reservation in self._waiting.items()
+            if not reservation.missing and (room or name in self._prefills)
+        }
         candidates = []
         for name, reservation in ready.items():
-            total, left = reservation.request.prompt_tokens, sum(row.computed_tokens for row in reservation.rows)
+            begun, total = self._prefills.get(name), reservation.request.prompt_tokens
+            left = begun.left_tokens if begun else reservation.plan.computed_tokens
             candidates.append(Candidate(name, total, total - left, reservation.arrived_seconds))
         chosen = self.scheduling.choose(candidates)
         return None if chosen is None else ready[chosen.request_id]
@@ -331,19 +352,25 @@ class Engine:
         running = [(generation, choice) for generation in self._running.values() for choice in generation.open]
         if not running:
             return []
-        tokens = torch.tensor([choice.last_token for _, choice in running])
-        batch = DecodeBatch(tokens.to(self.config.device), [choice.cache for _, choice in running])
-        logits = self.model.logits(self.model.forward(batch))
-        batch.finish()
-        return [
-            self._advance(generation, choice, row) for (generation, choice), row in zip(running, logits, strict=True)
-        ]
+        outcomes = decode(self.model, [choice for _, choice in running])
+        return self._advance([(*one, outcome) for one, outcome in zip(running, outcomes, strict=True)])
 
-    def _advance(self, generation: Generation, choice: Choice, logits: Tensor) -> TokenOutput:
-        output = generation.advance(choice, logits)
-        if output.ends_request:
-            del self._running[generation.request.request_id]
-        return output
+    def _advance(self, outcomes: list[tuple[Generation, Choice, Tensor | Exception]]) -> list[TokenOutput]:
+        """The next token of each choice, by its logits; whose logits or text fail ends, the others go on."""
+        outputs = []
+        for generation, choice, outcome in outcomes:
+            if self._running.get(generation.request.request_id) is not generation:
+                continue  # another choice of it has failed
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                output = generation.advance(choice, outcome)
+            except Exception as error:  # of this request alone
+                output = self._fail(generation, error)
+            if output.ends_request:
+                self._running.pop(generation.request.request_id, None)
+            outputs.append(output)
+        return outputs
 
     def _anchor(self, task: BuildTask) -> SequenceCache:
         """The memory after the section that a segment is built behind."""

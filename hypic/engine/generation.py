@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from hypic.engine.sampler import Sampler, log_probabilities
+from hypic.errors import GenerationError
 from hypic.plan import Plan
 from hypic.request import FinishReason, GenerationRequest, TokenLogprob, TokenOutput, Usage
 from hypic.sequence import SequenceCache
@@ -58,7 +60,9 @@ class Choice:
 
     def advance(self, logits: Tensor) -> tuple[str, FinishReason | None, str | int | None, tuple[TokenLogprob, ...]]:
         """Choose the next token: the text that became final, why it ended if it did, what ended it, and the
-        probabilities of the tokens whose text is out."""
+        probabilities of the tokens whose text is out. Raises GenerationError where the logits are no numbers."""
+        if not bool(torch.isfinite(logits).all()):
+            raise GenerationError("the model's logits hold NaN or infinity: no token can be chosen")
         params, token = self._params, self._sampler.choose(logits)
         self.last_token, self._tokens = token, self._tokens + 1
         if token in self._ends:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hypic.arms import ARMS
 from hypic.batch import DecodeBatch, PrefillBatch
+from hypic.engine.prefill import Prefill
 from hypic.errors import UnsupportedModelError
 from hypic.layers.causal_lm import CausalLM, Positions
 from hypic.layers.decoder import DecoderLayer
@@ -262,6 +263,32 @@ def test_company_changes_nothing(asker: MakeAsker, kind: str) -> None:
         for output in ask.engine.step():
             outputs[output.request_id].append(output.token_id)
     assert [outputs[request.request_id] for request in requests] == alone
+
+
+@pytest.mark.parametrize("arm", ["full", "hypic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_in_chunks_leaves_the_same_memory(asker: MakeAsker, kind: str, arm: str) -> None:
+    """13 tokens at a time end within seams, before operators and within sections."""
+    ask = asker(kind)
+    request = ask.request(ask.prompt(1, 2), arm, salt="chunks")
+    for entry in ask.engine.build(list(ask.engine.submit(request))):
+        ask.engine.deliver(entry)
+    found = []
+    with torch.inference_mode():
+        for most in (4096, 13):
+            sequence = ask.engine.composer.sequence(ask.engine._waiting[request.request_id])
+            sequence = replace(sequence, trace=Trace(want_entering=(1, 2)))
+            prefill = Prefill(ask.engine.model, sequence, most)
+            while (logits := prefill.step()) is None:
+                assert prefill.left_tokens > 0
+            memory = sequence.cache
+            entering = [tensor for piece in (1, 2) for tensor in sequence.trace.entering(piece, memory)]
+            written = [tensor[:, : memory.tokens] for tensor in (memory.keys, memory.values)]
+            found.append([logits, memory.states, memory.conv_tails, *written, *entering])
+    ask.engine.abort(request.request_id)
+    for whole, chunks in zip(*found, strict=True):
+        scale = max(1.0, float(whole.abs().max())) if whole.numel() else 1.0
+        torch.testing.assert_close(chunks, whole, atol=1e-4 * scale, rtol=0)
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), REFUSED)
