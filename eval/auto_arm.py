@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hypic.arms import arm_named
+from hypic.engine.divergence import kl_nats
 from hypic.engine.engine import Engine
-from hypic.eval.divergence import kl_nats
 from hypic.eval.memory import deviation, memories
 from hypic.eval.probe import CombinedPrompt, combine
 from hypic.eval.report import Table, progress

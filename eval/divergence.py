@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hypic.arms import Arm
+from hypic.engine.divergence import kl_nats
 from hypic.engine.engine import Engine
 from hypic.eval.probe import combine
 from hypic.eval.workloads import Question
@@ -63,9 +64,3 @@ def compare(found: Forced, expected: Forced) -> Divergence:
         nll_nats=-float(likelihoods.double().mean()) if len(tokens) else 0.0,
         tokens=len(tokens),
     )
-
-
-def kl_nats(expected: Tensor, found: Tensor) -> Tensor:
-    """KL(expected || found) of rows of log probabilities or logits `[T, vocabulary]`: float64 `[T]`, never below 0."""
-    p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).clamp_min(0.0)

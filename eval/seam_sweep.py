@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from hypic.arms import ARMS, Arm
+from hypic.engine.divergence import kl_nats
 from hypic.engine.engine import Engine
-from hypic.eval.divergence import kl_nats
 from hypic.eval.memory import deviation, memories
 from hypic.eval.probe import CombinedPrompt, combine
 from hypic.request import GenerationRequest, SamplingParams

@@ -93,6 +93,8 @@ class ServerConfig:
     max_top_logprobs: of one request. body_seconds: how long a client may take to send its body. token_cache_bytes:
     token ids of documents that were sent before. request_log: a file that gets a line of JSON for each request, "-" for
     stdout, "" for none. otlp_endpoint: base URL of an OpenTelemetry collector that takes traces over HTTP, "" for none.
+    drift_share: of the requests, 0 to 1, that are computed once more in full while nothing else is to be done, to
+    measure how far their first tokens are from that.
     """
 
     host: str = "127.0.0.1"
@@ -115,6 +117,7 @@ class ServerConfig:
     token_cache_bytes: int = 64 * 1024**2
     request_log: str = ""
     otlp_endpoint: str = ""
+    drift_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.pic_tolerance < 0:
@@ -138,5 +141,7 @@ class ServerConfig:
             )
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"otlp_endpoint must be an http or https URL, found {self.otlp_endpoint!r}")
+        if not 0 <= self.drift_share <= 1:
+            raise ValueError(f"drift_share must be in 0 to 1, found {self.drift_share}")
         if self.body_seconds <= 0:
             raise ValueError(f"body_seconds must be above 0, found {self.body_seconds}")

@@ -76,6 +76,7 @@ class GenerationRequest:
     """One prompt to continue. segments: in order, the last one of kind "question". salt: the tenant's. session_id: of a
     conversation that is likely to go on, "" for none: what it would reuse is kept longest. choices: how many answers to
     draw from the one prompt. build_only: have the cold segments built and end there, with the plan and without a token.
+    probe: measure later, in idle time, how far the first token's distribution is from that of a full recompute.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class GenerationRequest:
     session_id: str = ""
     choices: int = 1
     build_only: bool = False
+    probe: bool = False
 
     def __post_init__(self) -> None:
         if not self.segments or len(self.segments[-1]) == 0:

@@ -27,9 +27,10 @@ def build_api(service: Service, send_request_id: bool = True) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        connecting = asyncio.create_task(service.connect())
+        background = [asyncio.create_task(service.connect()), asyncio.create_task(service.drift.run())]
         yield
-        connecting.cancel()
+        for task in background:
+            task.cancel()
         await service.close()
 
     app = DescribedAPI(

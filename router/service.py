@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from hypic.config import ServerConfig
 from hypic.errors import UnavailableError
 from hypic.router.dispatcher import Dispatcher
+from hypic.router.drift import DriftMetrics, DriftWatch
 from hypic.router.guards import caller, operator
 from hypic.router.keys import ApiKeys, Tenant
 from hypic.router.metrics import Metrics
@@ -64,6 +65,8 @@ class Service:
         version = importlib.metadata.version("hypic")
         self.metrics = Metrics(version)
         self.observations = Observations(observers_for(self.config, self.metrics, version))
+        drift_metrics = DriftMetrics(self.metrics.registry)
+        self.drift = DriftWatch(self.config.drift_share, self.observations, dispatcher, drift_metrics)
         self.worker_metrics = WorkerMetrics(self.metrics.registry, self.observations, dispatcher)
         self.model: ServedModel | None = None
         self.token_cache = TokenCache(self.config.token_cache_bytes)

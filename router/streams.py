@@ -55,7 +55,8 @@ class EventStream(StreamingResponse):
 
 def schema(description: str, *bodies: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI schema says of a 200 that may be a stream of `bodies`; the response model is its other form."""
-    names = [body.__name__ for body in (*bodies, ErrorBody)]
+    every: list[type[BaseModel]] = [*bodies, ErrorBody]
+    names = [body.__name__ for body in every]
     bodies_schema = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
     said = {"type": "string", "contentMediaType": "application/json", "contentSchema": bodies_schema}
     data = {"anyOf": [{"const": "[DONE]"}, said], "description": f"{' or '.join(names)}; [DONE] ends what is whole"}

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from hypic.cache.entry import SegmentEntry
 from hypic.config import EngineConfig
 from hypic.engine.composer import BuildTask
+from hypic.engine.drift import DriftReport
 from hypic.engine.engine import Engine
 from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import GenerationError, InvalidRequestError
@@ -163,6 +164,10 @@ class CombineWorker:
     async def delete(self, salt: str, key: bytes) -> Deletion:
         """See `CombinePort.delete`."""
         return await self._ask(lambda engine: engine.inventory.delete(salt, key))
+
+    async def drift(self) -> DriftReport:
+        """See `CombinePort.drift`."""
+        return await self._ask(lambda engine: engine.probe_drift())
 
     async def flush(self) -> int:
         """See `CombinePort.flush`."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from hypic.cache.books import TierUse
 from hypic.cache.changes import Change
 from hypic.engine.composer import BuildTask
+from hypic.engine.drift import DriftReport
 from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
@@ -213,6 +214,10 @@ class CombinePort(Protocol):
 
     async def delete(self, salt: str, key: bytes) -> Deletion:
         """Drop one of a tenant's cached segments."""
+        ...
+
+    async def drift(self) -> DriftReport:
+        """Compute a piece of a drift probe, unless a request is open; what came of probes since the last call."""
         ...
 
     async def flush(self) -> int:

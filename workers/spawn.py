@@ -16,6 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from hypic.config import ClusterConfig, EngineConfig
 from hypic.engine.composer import BuildTask
+from hypic.engine.drift import DriftReport
 from hypic.engine.inventory import Deletion, StoredSegment
 from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
@@ -114,6 +115,9 @@ class RayCombine:
 
     async def delete(self, salt: str, key: bytes) -> Deletion:
         return await _answer(self.name, self.actor.delete.remote(salt, key))  # type: ignore[no-any-return]
+
+    async def drift(self) -> DriftReport:
+        return await _answer(self.name, self.actor.drift.remote())  # type: ignore[no-any-return]
 
     async def flush(self) -> int:
         return await _answer(self.name, self.actor.flush.remote())  # type: ignore[no-any-return]

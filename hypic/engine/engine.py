@@ -22,6 +22,7 @@ from hypic.config import EngineConfig
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
 from hypic.engine.decoding import decode
+from hypic.engine.drift import DriftProbe, DriftReport
 from hypic.engine.generation import Choice, Generation
 from hypic.engine.inventory import Inventory
 from hypic.engine.prefill import Prefill
@@ -90,6 +91,7 @@ class Engine:
             config.min_segment_tokens,
             self.formats.lossless,
         )
+        self.drift = DriftProbe(self.model)
         self._pending: dict[bytes, _Pending] = {}
         self._waiting: dict[str, Reservation] = {}
         self._prefills: dict[str, Prefill] = {}  # begun, of requests that wait for their first token
@@ -132,6 +134,7 @@ class Engine:
         self._check(request)
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        self.drift.give_way()
         reservation = self.composer.reserve(request)
         if request.session_id:
             reservation.ticket = self.memory.sessions.ticket(_session(request.session_id, request.salt))
@@ -186,6 +189,12 @@ class Engine:
         if self.idle:
             self._check_idle()
         return outputs
+
+    def probe_drift(self) -> DriftReport:
+        """Measure a piece more of what reuse costs in quality, if there is nothing else to do."""
+        if self.idle:
+            self.drift.step()
+        return self.drift.report()
 
     def abort(self, request_id: str) -> None:
         """Forget a request, in whatever phase it is. Unknown ids are ignored: it may just have finished."""
@@ -299,6 +308,7 @@ class Engine:
             return []
         del self._waiting[request.request_id], self._prefills[request.request_id]
         plan = reservation.plan
+        self.drift.keep(request, plan, reservation.prefix.exact, logits)
         generation = Generation(request, prefill.sequence.cache, plan, _usage(plan), self.tokenizer)
         reservation.release()
         self._running[request.request_id] = generation

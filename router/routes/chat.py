@@ -41,7 +41,7 @@ async def chat_completions(body: ChatBody, service: ServiceDep, tenant: CallerDe
     """Answer a chat over documents. With `stream`, server-sent events of `chat.completion.chunk`."""
     began = time.perf_counter()
     request = await service.tokenised(lambda: chat_request(service, tenant, body))
-    call = await start(service.dispatcher, [observation.begin(request)], began, body.timeout)
+    call = await start(service.dispatcher, [observation.begin(service.drift.marked(request))], began, body.timeout)
     if body.stream:
         return EventStream(_events(call, service.served, body))
     return JSONResponse((await _whole(call, service.served, body)).model_dump())

@@ -30,7 +30,8 @@ async def completions(body: CompletionBody, service: ServiceDep, tenant: CallerD
     """Continue raw prompts: choice i of prompt p has the index p times n plus i."""
     began = time.perf_counter()
     requests = await service.tokenised(lambda: completion_requests(service, tenant, body))
-    call = await start(service.dispatcher, [observation.begin(request) for request in requests], began, body.timeout)
+    runs = [observation.begin(service.drift.marked(request)) for request in requests]
+    call = await start(service.dispatcher, runs, began, body.timeout)
     if body.stream:
         return EventStream(_events(call, service.served, body))
     tally = Tally(body.n or 1)

@@ -30,7 +30,8 @@ async def generate(body: GenerateBody, service: ServiceDep, tenant: CallerDep, o
     """Continue raw prompts. One prompt and n = 1 give an object, more a list; a stream has an object an event."""
     began = time.perf_counter()
     requests = await service.tokenised(lambda: generate_requests(service, tenant, body))
-    call = await start(service.dispatcher, [observation.begin(request) for request in requests], began, body.timeout)
+    runs = [observation.begin(service.drift.marked(request)) for request in requests]
+    call = await start(service.dispatcher, runs, began, body.timeout)
     tally = Tally((body.sampling_params and body.sampling_params.n) or 1)
     if body.stream:
         return EventStream(_events(call, tally, service.served, body))

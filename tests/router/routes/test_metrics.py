@@ -136,7 +136,7 @@ def test_nothing_of_a_client_becomes_a_label(counted: TestClient, model: ServedM
     del values["le"], values["version"]
     assert set(values) == {
         "handler", "method", "status", "code", "finished_reason", "source", "reason", "cause",
-        "worker", "role", "store",
+        "worker", "role", "store", "outcome",
     }  # fmt: skip
     assert values["method"] <= {"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "other"}
     assert {"none", CHAT, "/v1/segments/{segment_id}"} <= values["handler"]
