@@ -88,8 +88,8 @@ def states_after(engine: Engine, token_ids: TokenIds, ends: tuple[int, ...]) -> 
 
 
 def _composer(engine: Engine, min_segment_tokens: int) -> Composer:
-    lossless = engine.formats.lossless
-    return Composer(engine.model, engine.namespace, engine.segments, engine.prefixes, min_segment_tokens, lossless)
+    caches, lossless = (engine.segments, engine.prefixes), engine.formats.lossless
+    return Composer(engine.model, engine.namespace, *caches, min_segment_tokens, lossless, engine.arrivals)
 
 
 def build_missing(engine: Engine, composer: Composer, reservation: Reservation) -> None:

@@ -7,16 +7,25 @@ Source = Literal["prefix", "segment", "build", "active"]
 """prefix: exact or composed memory of a prefix. segment: a cached entry. build: prefilled alone now, then used as an
 entry. active: computed in the combine pass."""
 
-Reason = Literal["", "question", "leading", "too_short", "cold", "evicted", "arm", "in_flight", "repeated"]
+MISSES = ("cold", "evicted", "no_room", "damaged", "truncated", "schema", "foreign", "missing", "read")
+"""Why an entry is not at hand: never met, or no longer known (cold); met before and evicted; here, but without room to
+make it ready beside what is in use (no_room); or the fault of its last copy, in a file: checksums that do not fit
+(damaged), cut short (truncated), of another version (schema), not ours (foreign), gone (missing), unreadable (read)."""
+
+Reason = Literal[
+    "", "question", "leading", "too_short", "arm", "in_flight", "repeated",
+    "cold", "evicted", "no_room", "damaged", "truncated", "schema", "foreign", "missing", "read",
+]  # fmt: skip
 """Why a segment is not simply reused: the last section is always computed (question); too short to be worth an entry
-(too_short); the opening text, which is kept exactly, as a prefix, where entries are stored with loss (leading); never
-met, or no longer known (cold); met before and evicted (evicted); the arm does not reuse segments (arm); being built for
-another request, whose result is awaited (in_flight); built for an earlier place in the same prompt (repeated)."""
+(too_short); the opening text, which is kept exactly, as a prefix, where entries are stored with loss (leading); the
+arm does not reuse segments (arm); being built for another request, whose result is awaited (in_flight); built for an
+earlier place in the same prompt (repeated); or one of `MISSES`."""
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One segment. position: of its first token. computed_tokens: run in the combine pass, seam included."""
+    """One segment. position: of its first token. computed_tokens: run in the combine pass, seam included. tier: where
+    the fastest copy of what is reused was found, of a prefix that of its slowest part."""
 
     index: int
     kind: str
@@ -28,11 +37,12 @@ class PlanRow:
     seam_tokens: int
     computed_tokens: int
     key: str = ""
+    tier: str = ""
 
     @property
     def builds(self) -> bool:
         """Whether this row has its segment prefilled for this request."""
-        return self.source == "build" and self.reason in ("cold", "evicted")
+        return self.source == "build" and self.reason in MISSES
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class EngineLoop:
             self._ended = f"the engine of this worker could not be loaded: {error}"
             self._refuse_rest()
             return
+        engine.arrivals.on_landed = lambda: self._inbox.put(_Order(Future(), lambda engine: None))
         self.started.set_result(engine)
         try:
             while self._obey(engine):

@@ -129,6 +129,10 @@ class Memory:
         """What each tier holds, the one that is ready to use first."""
         return [book.use(tier) for book, tier in zip(self._books, self.tiers, strict=True)]
 
+    def fastest(self, cell: Cell) -> str:
+        """Name of the first tier that has a copy, "" for none."""
+        return next((tier.name for number, tier in enumerate(self.tiers) if cell.has(number)), "")
+
     def hold(self, cell: Cell, payload: Payload) -> bool:
         """Take a cell in, making room. False where it cannot fit beside what is leased; nothing is kept then."""
         cell.nbytes = payload.nbytes

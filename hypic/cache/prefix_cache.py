@@ -27,12 +27,13 @@ EXACT = "exact"
 @dataclass(eq=False)
 class PrefixMatch:
     """What is remembered of a prompt's beginning, held until released. sections: how many of the prompt it covers.
-    exact: whether it is what a full recompute would give."""
+    exact: whether it is what a full recompute would give. tier: the slowest that part of it was found in."""
 
     sections: int
     tokens: int
     exact: bool
     receipt: Receipt | None
+    tier: str = ""
 
     def load(self, cache: SequenceCache) -> None:
         """Copy it into the empty memory of a sequence."""
@@ -96,15 +97,16 @@ class PrefixCache:
         something is always left to compute. provenances: which kinds of memory may be used, preferred ones first."""
         ends: list[int] = np.cumsum([len(segment) for segment in segments[:-1]], dtype=int).tolist()
         among = frozenset(ends)
-        found: list[tuple[int, str]] = []
+        found: list[tuple[int, str, str]] = []
         texts = {provenance: _text(segments[:-1], provenance) for provenance in provenances}
         for provenance, text in texts.items():
-            found.append((-self.tree.match(_root(namespace, provenance), text, among).tokens, provenance))
-        for tokens, provenance in sorted(found, key=lambda pair: pair[0]):
+            match = self.tree.match(_root(namespace, provenance), text, among)
+            found.append((-match.tokens, provenance, self.tree.tier(match)))
+        for tokens, provenance, tier in sorted(found, key=lambda one: one[0]):
             receipt = self.tree.lookup(_root(namespace, provenance), texts[provenance], among) if tokens else None
             if receipt is not None:
                 sections = max(count for count, end in enumerate(ends, 1) if end == receipt.tokens)
-                return PrefixMatch(sections, receipt.tokens, provenance == EXACT, receipt)
+                return PrefixMatch(sections, receipt.tokens, provenance == EXACT, receipt, tier)
         return NO_MATCH
 
     def publish(

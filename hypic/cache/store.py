@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from hypic.cache.changes import Change, ChangeLog
 from hypic.cache.memory import Cell, Memory
@@ -18,8 +18,6 @@ from hypic.cache.tiers.tier import Lasting, Record
 KIND = "segment"
 
 _REMEMBERED_LOSSES = 65_536
-
-MissReason = Literal["cold", "evicted"]
 
 
 class Storable(Protocol):
@@ -141,12 +139,8 @@ class Store(Generic[EntryT]):
         cell = self._cells.get(key)
         return None if cell is None else cast(EntryT | None, self.memory.peek(cell))
 
-    def why_missing(self, key: bytes) -> MissReason:
-        """ "evicted" where the key was held not long ago, else "cold"."""
-        return "evicted" if key in self._gone or key in self._cells else "cold"
-
-    def why_missing_exactly(self, key: bytes) -> str:
-        """As `why_missing`, with the fault of the last copy ("damaged", "truncated", ...) where it had one; "no_room"
+    def why_missing(self, key: bytes) -> str:
+        """ "cold", "evicted", or the fault of the last copy ("damaged", "truncated", ...) where it had one; "no_room"
         where the entry is there but cannot be made ready beside what is leased, or is of other tokens."""
         return "no_room" if key in self._cells else self._gone.get(key, ("cold", 0))[0]
 
@@ -196,6 +190,11 @@ class Store(Generic[EntryT]):
                 self.stats.entries += 1
                 count += 1
         return count
+
+    def tier(self, key: bytes) -> str:
+        """Name of the fastest tier that has an entry, "" for none."""
+        cell = self._cells.get(key)
+        return "" if cell is None else self.memory.fastest(cell)
 
     def find(self, key: bytes) -> StoreCell | None:
         """The cell of a key, without a use or a lease."""
@@ -257,7 +256,7 @@ class Store(Generic[EntryT]):
         del self._cells[own.key]
         self.stats.entries -= 1
         self.stats.evicted += 1
-        self._gone[own.key] = reason, cell.uses
+        self._gone[own.key] = "evicted" if reason == "dropped" else reason, cell.uses
         if len(self._gone) > _REMEMBERED_LOSSES:
             self._gone.popitem(last=False)
         if own.builds_on is not None:
@@ -275,7 +274,7 @@ class Store(Generic[EntryT]):
         self.memory.unlease(cell)
 
     def _miss(self, key: bytes) -> None:
-        reason = self.why_missing_exactly(key)
+        reason = self.why_missing(key)
         self.stats.misses[reason] = self.stats.misses.get(reason, 0) + 1
 
     def _entry(self, cell: StoreCell) -> EntryT:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -23,6 +24,7 @@ from hypic.cache.memory import Cell
 from hypic.cache.prefix_cache import EXACT, NO_MATCH, PrefixCache, PrefixMatch
 from hypic.cache.sessions import Ticket
 from hypic.cache.store import Lease, Store
+from hypic.engine.arrivals import Arrivals
 from hypic.kernels.chunk_scan.naive import Pair
 from hypic.linear.operators import Operators
 from hypic.models.contract import HybridModel
@@ -51,6 +53,7 @@ class Reservation:
     """A planned request, and what it holds until its combine pass is over.
 
     entries: segment index -> entry to use. missing: segment index -> key of an entry that is still to come.
+    arriving: the same of one that is being read from a slow tier.
     arrived_seconds: by the monotonic clock. ticket: of its session.
     """
 
@@ -61,9 +64,15 @@ class Reservation:
     entries: dict[int, SegmentEntry] = field(default_factory=dict)
     leases: list[Lease[SegmentEntry]] = field(default_factory=list)
     missing: dict[int, bytes] = field(default_factory=dict)
+    arriving: dict[int, bytes] = field(default_factory=dict)
     entering: list[tuple[int, int]] = field(default_factory=list)  # (section, active piece that opens it)
     arrived_seconds: float = field(default_factory=time.monotonic)
     ticket: Ticket | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that it waits for is at hand."""
+        return not (self.missing or self.arriving)
 
     @property
     def plan(self) -> Plan:
@@ -105,14 +114,16 @@ class Composer:
         prefixes: PrefixCache,
         min_segment_tokens: int,
         lossless: bool,
+        arrivals: Arrivals,
     ) -> None:
         """lossless: whether entries hold operators as they were computed (`OperatorFormats.lossless`)."""
         self.model, self.spec = model, model.cache_spec()
-        self.segments, self.prefixes = segments, prefixes
+        self.segments, self.prefixes, self.arrivals = segments, prefixes, arrivals
         self._namespace, self._min_segment_tokens, self.lossless = namespace, min_segment_tokens, lossless
 
     def reserve(self, request: GenerationRequest) -> Reservation:
-        """Plan a request and lease what the plan promises."""
+        """Plan a request and lease what the plan promises. What only slow tiers have is noted in `arriving`; `fetch`
+        begins to read it."""
         arm = request.arm
         reservation = Reservation(request, replace(self._namespace, salt=request.salt), [])
         if arm.reuse_prefix:
@@ -124,6 +135,22 @@ class Composer:
             reservation.rows.append(row)
             position += len(segment)
         return reservation
+
+    def fetch(self, reservation: Reservation) -> None:
+        """Begin to read what is to arrive from slow tiers."""
+        for key in reservation.arriving.values():
+            self.arrivals.begin(key)
+
+    def arrive(self, reservation: Reservation) -> list[int]:
+        """Take over what has been read; returns the segments of which nothing could be read, or placed: they are
+        missing now."""
+        over = [index for index, key in reservation.arriving.items() if not self.arrivals.flying(key)]
+        for index in over:
+            source, reason = self._held(reservation, index, reservation.arriving.pop(index))
+            row = reservation.rows[index]
+            tier = row.tier if source == "segment" else ""
+            reservation.rows[index] = replace(row, source=source, reason=reason, tier=tier)
+        return [index for index in over if index in reservation.missing]
 
     def task(self, reservation: Reservation, index: int) -> BuildTask:
         """How to build the missing entry of a segment."""
@@ -139,7 +166,7 @@ class Composer:
 
     def sequence(self, reservation: Reservation) -> Sequence:
         """Private memory filled with what is reused, and the pieces to run. Needs every entry at hand."""
-        assert not reservation.missing, sorted(reservation.missing)
+        assert not reservation.missing | reservation.arriving, (reservation.missing, reservation.arriving)
         request = reservation.request
         cache = SequenceCache.empty(self.spec, request.prompt_tokens + request.sampling.max_tokens)
         reservation.prefix.load(cache)
@@ -185,7 +212,7 @@ class Composer:
         return cells
 
     def _row(self, reservation: Reservation, index: int, segment: Segment, position: int) -> PlanRow:
-        source, reason, key, computed = self._source(reservation, index)
+        source, reason, key, computed, tier = self._source(reservation, index)
         seam = reservation.request.arm.seam_tokens if source in ("segment", "build") else 0
         return PlanRow(
             index=index,
@@ -198,32 +225,44 @@ class Composer:
             seam_tokens=seam,
             computed_tokens=seam + computed,
             key=key.hex(),
+            tier=tier,
         )
 
-    def _source(self, reservation: Reservation, index: int) -> tuple[Source, Reason, bytes, int]:
-        """Where a segment comes from, why it is not reused, its key, and the tokens to compute if it is active."""
+    def _source(self, reservation: Reservation, index: int) -> tuple[Source, Reason, bytes, int, str]:
+        """Where a segment comes from, why it is not reused, its key, the tokens to compute if it is active, and the
+        tier that has it."""
         request = reservation.request
         segment, arm = request.segments[index], request.arm
         if index < reservation.prefix.sections:
-            return "prefix", "", b"", 0
+            return "prefix", "", b"", 0, reservation.prefix.tier
         if index == len(request.segments) - 1:
-            return "active", "question", b"", len(segment)
+            return "active", "question", b"", len(segment), ""
         if not arm.reuse_segments:
-            return "active", "arm", b"", len(segment)
+            return "active", "arm", b"", len(segment), ""
         # A remainder shorter than the convolution's reach would leave what follows without its inputs.
         if len(segment) < max(self._min_segment_tokens, arm.seam_tokens + self.spec.conv_width):
-            return "active", "too_short", b"", len(segment)
+            return "active", "too_short", b"", len(segment), ""
         if segment.kind == "leading" and not self.lossless:
-            return "active", "leading", b"", len(segment)
+            return "active", "leading", b"", len(segment), ""
         key = entry_key(request, reservation.namespace, index)
+        tier = self.segments.tier(key)
+        if self.arrivals.slow(key):
+            reservation.arriving[index] = key
+            return "segment", "", key, 0, tier
+        source, reason = self._held(reservation, index, key)
+        return source, reason, key, 0, tier if source == "segment" else ""
+
+    def _held(self, reservation: Reservation, index: int, key: bytes) -> tuple[Source, Reason]:
+        """Lease the entry of a segment, or note that it is missing, and why."""
+        segment = reservation.request.segments[index]
         lease = self.segments.lease(key, accept=lambda entry: entry.matches(segment.token_ids))
         if lease is None:
-            reason = "repeated" if key in reservation.missing.values() else self.segments.why_missing(key)
+            repeated = key in reservation.missing.values()
             reservation.missing[index] = key
-            return "build", reason, key, 0
+            return "build", "repeated" if repeated else cast(Reason, self.segments.why_missing(key))
         reservation.leases.append(lease)
         reservation.entries[index] = lease.entry
-        return "segment", "", key, 0
+        return "segment", ""
 
     def _place(self, cache: SequenceCache, entry: SegmentEntry, position: int) -> None:
         """Copy an entry's keys, rotated to where they stand now, and its values."""

@@ -19,6 +19,7 @@ from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
 from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
+from hypic.engine.arrivals import Arrivals
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
 from hypic.engine.decoding import decode
@@ -82,6 +83,7 @@ class Engine:
         self.segments.restore()
         self.prefixes.tree.restore()
         self.inventory = Inventory(self.segments)
+        self.arrivals = Arrivals(self.segments)
         self.scheduling: SchedulingPolicy = CachedShareFirst()
         self.composer = Composer(
             self.model,
@@ -90,6 +92,7 @@ class Engine:
             self.prefixes,
             config.min_segment_tokens,
             self.formats.lossless,
+            self.arrivals,
         )
         self.drift = DriftProbe(self.model)
         self._pending: dict[bytes, _Pending] = {}
@@ -110,15 +113,16 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self._pending or self._waiting or self._running or self._unpublished)
+        return not (self._pending or self._waiting or self._running or self._unpublished or self.arrivals)
 
     @property
     def ready(self) -> bool:
         """Whether `step` has anything to do now; if not, everything at hand waits for a delivery."""
         return (
             bool(self._running or self._unpublished)
+            or self.arrivals.landed
             or any(pending.here for pending in self._pending.values())
-            or any(not reservation.missing for reservation in self._waiting.values())
+            or any(reservation.ready for reservation in self._waiting.values())
         )
 
     def plan(self, request: GenerationRequest) -> Plan:
@@ -140,8 +144,14 @@ class Engine:
             reservation.ticket = self.memory.sessions.ticket(_session(request.session_id, request.salt))
         self.inventory.note(request.salt, reservation.rows)
         self._waiting[request.request_id] = reservation
+        self.composer.fetch(reservation)
+        return tuple(self._await(reservation, list(reservation.missing)))
+
+    def _await(self, reservation: Reservation, indices: list[int]) -> list[BuildTask]:
+        """Have a request wait for missing segments; returns those that nobody builds yet."""
         new: list[BuildTask] = []
-        for index, key in reservation.missing.items():
+        for index in indices:
+            key = reservation.missing[index]
             if key not in self._pending:
                 self._pending[key] = _Pending(self.composer.task(reservation, index))
                 new.append(self._pending[key].task)
@@ -149,7 +159,7 @@ class Engine:
                 reservation.rows[index] = replace(reservation.rows[index], reason="in_flight")
             if reservation not in self._pending[key].waiting:
                 self._pending[key].waiting.append(reservation)
-        return tuple(new)
+        return new
 
     def build_here(self, keys: Iterable[bytes]) -> None:
         """Have this engine build pending segments itself, in its next steps."""
@@ -182,6 +192,7 @@ class Engine:
         fails yields an output that says so and takes no other with it; an exception out of here is a fault of the
         engine's own books, after which no request may go on."""
         self._publish()
+        self._take_in()
         outputs = self._build_pending()
         outputs += self._decode()
         if (ready := self._next()) is not None:
@@ -226,6 +237,8 @@ class Engine:
         finished = False
         try:
             while not finished:
+                if not self.ready:
+                    self.arrivals.take_in(wait=True)
                 for output in self.step():
                     if output.request_id == request.request_id:
                         if output.finish_reason == "error":
@@ -253,7 +266,7 @@ class Engine:
     def check(self) -> None:
         """Integrity of the books; at idle nothing is leased."""
         self.memory.check([*self.segments.cells, *self.prefixes.tree.cells()])
-        self.segments.check_counts()
+        self.segments.check_counts(len(self.arrivals))
         self.prefixes.tree.check()
         if self.idle:
             assert not self.memory.leases, f"leases {self.memory.leases_of} are held though nothing runs"
@@ -263,6 +276,14 @@ class Engine:
         if sum(self.memory.counts.values()) <= _CHECKED_CELLS:
             self.check()
         assert not self.memory.leases, f"leases {self.memory.leases_of} are held though nothing runs"
+
+    def _take_in(self) -> None:
+        """Hand what was read from slow tiers to who waits for it; what could not be read is built here."""
+        self.arrivals.take_in()
+        for reservation in self._waiting.values():
+            if reservation.arriving:
+                missing = self.composer.arrive(reservation)
+                self.build_here(task.key for task in self._await(reservation, missing))
 
     def _build_pending(self) -> list[TokenOutput]:
         """Build the next batch of the segments that are ours to build; one that fails alone fails who waits for it.
@@ -348,7 +369,7 @@ class Engine:
         ready = {
             name: reservation
             for name, reservation in self._waiting.items()
-            if not reservation.missing and (room or name in self._prefills)
+            if reservation.ready and (room or name in self._prefills)
         }
         candidates = []
         for name, reservation in ready.items():

@@ -30,6 +30,14 @@ const REASONS = {
   arm: "this arm does not reuse segments",
   in_flight: "another request was having it built",
   repeated: "built for an earlier place in this prompt",
+  leading: "the opening text is kept as a prefix",
+  no_room: "cached, but there is no room to make it ready",
+  damaged: "its file is damaged",
+  truncated: "its file is cut short",
+  schema: "its file is of another version",
+  foreign: "its file is not of this cache",
+  missing: "its file is gone",
+  read: "its file could not be read",
 };
 
 const $ = (id) => document.getElementById(id);
@@ -220,7 +228,8 @@ function pieces(row) {
 
 function explained(row) {
   const why = REASONS[row.reason] ?? row.reason;
-  return SOURCES[row.source] + (why ? `: ${why}` : "") + (row.seam_tokens ? `; seam of ${row.seam_tokens}` : "");
+  const where = row.tier && row.tier !== "device" ? `, read from ${row.tier}` : "";
+  return SOURCES[row.source] + where + (why ? `: ${why}` : "") + (row.seam_tokens ? `; seam of ${row.seam_tokens}` : "");
 }
 
 function showPlan(arm) {

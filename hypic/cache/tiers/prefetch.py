@@ -4,6 +4,7 @@ Only the reading happens elsewhere; what it yields is put in its place by the ow
 flight is leased, so that nothing evicts or moves it before the flight is over.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from hypic.cache.memory import Cell, Memory
@@ -13,12 +14,21 @@ from hypic.cache.tiers.tier import Payload, TierError
 class Prefetcher:
     """Reads in flight. Not thread-safe: it belongs to the engine that owns the memory."""
 
-    def __init__(self, memory: Memory, executor: Executor) -> None:
-        self._memory, self._executor = memory, executor
+    def __init__(self, memory: Memory, executor: Executor, on_landed: Callable[[], None] = lambda: None) -> None:
+        """on_landed: called in the executor's thread whenever a read is over."""
+        self._memory, self._executor, self._on_landed = memory, executor, on_landed
         self._flights: dict[Cell, tuple[int, int, Future[Payload]]] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return cell in self._flights
+
+    @property
+    def landed(self) -> bool:
+        """Whether `poll` has something to take in."""
+        return any(future.done() for *_, future in self._flights.values())
 
     def start(self, cell: Cell) -> bool:
         """Begin to read a cell that is not ready to use. False where it is, or is on its way, or is gone."""
@@ -27,7 +37,9 @@ class Prefetcher:
             return False
         self._memory.lease(cell)
         cell.flights += 1
-        self._flights[cell] = tier, cell.cuts, self._executor.submit(self._memory.tiers[tier].get, cell)
+        future = self._executor.submit(self._memory.tiers[tier].get, cell)
+        self._flights[cell] = tier, cell.cuts, future
+        future.add_done_callback(lambda _: self._on_landed())
         return True
 
     def poll(self, wait: bool = False) -> int:

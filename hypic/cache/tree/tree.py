@@ -140,6 +140,12 @@ class Tree:
                 return Match(end, match.node, whole.full_tokens)
         return Match(0, None, whole.full_tokens)
 
+    def tier(self, match: Match) -> str:
+        """Name of the slowest tier that a hit would read from, "" for none."""
+        cells = [] if match.node is None else self._used(match.node, match.tokens)
+        first = max(((cell.tiers & -cell.tiers).bit_length() - 1 for cell in cells), default=-1)
+        return "" if first < 0 else self.memory.tiers[first].name
+
     def lookup(self, namespace: bytes, tokens: bytes, ends: Collection[int] | None = None) -> Receipt | None:
         """Match and acquire. Where something cannot be made ready the hit is the next shorter one that can; None where
         nothing is left. A miss is never an error."""
@@ -194,10 +200,13 @@ class Tree:
 
     def region(self, node: Node) -> list[TreeCell]:
         """What a hit that ends at a node's end would use, for a session to refer to."""
+        return self._used(node, node.end)
+
+    def _used(self, node: Node, tokens: int) -> list[TreeCell]:
         return [
             cell
             for component in self.trunk.components
-            for at in component.needed(node, node.end)
+            for at in component.needed(node, tokens)
             if (cell := at.cells[component.index]) is not None
         ]
 

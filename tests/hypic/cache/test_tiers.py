@@ -105,7 +105,7 @@ def test_a_truncated_file_is_a_miss(tmp_path: Path, size: int) -> None:
     file.write_bytes(whole[:size])
     second = store_on(tmp_path)
     assert second.restore() == 0 or second.lease(entry(1).key) is None
-    assert second.why_missing_exactly(entry(1).key) in ("cold", "truncated", "damaged")
+    assert second.why_missing(entry(1).key) in ("cold", "truncated", "damaged")
     second.memory.check(second.cells)
     assert not files(tmp_path), "what cannot be read is removed"
     assert second.insert(entry(1)), "and written anew"
@@ -124,7 +124,7 @@ def test_a_damaged_byte_is_a_miss(tmp_path: Path, at: int) -> None:
     file.write_bytes(data)
     assert second.lease(entry(1).key) is None
     assert set(second.stats.misses) <= {"damaged", "foreign", "truncated"}, second.stats.misses
-    assert second.why_missing(entry(1).key) == "evicted"
+    assert second.why_missing(entry(1).key) in second.stats.misses
     second.check()
 
 
