@@ -19,6 +19,7 @@ from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
 from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
+from hypic.engine.admission import check_request
 from hypic.engine.arrivals import Arrivals
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
@@ -28,7 +29,7 @@ from hypic.engine.generation import Choice, Generation
 from hypic.engine.inventory import Inventory
 from hypic.engine.prefill import Prefill
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
-from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
+from hypic.errors import GenerationError, InvalidRequestError
 from hypic.linear.operators import OperatorFormats
 from hypic.models.fingerprint import model_fingerprint
 from hypic.models.load import load_model
@@ -127,7 +128,7 @@ class Engine:
 
     def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now, without doing it."""
-        self._check(request)
+        check_request(request, self.vocabulary, self.max_tokens)
         reservation = self.composer.reserve(request)
         reservation.release()
         return reservation.plan
@@ -135,7 +136,7 @@ class Engine:
     def submit(self, request: GenerationRequest) -> tuple[BuildTask, ...]:
         """Take a request. Returns the cold segments that nobody builds yet: the caller has each of them built here or
         delivers it. Raises InvalidRequestError or PromptTooLongError; nothing is kept of a refused request."""
-        self._check(request)
+        check_request(request, self.vocabulary, self.max_tokens)
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         self.drift.give_way()
@@ -419,23 +420,6 @@ class Engine:
         self.model.forward(batch)
         batch.finish()
         return cache
-
-    def _check(self, request: GenerationRequest) -> None:
-        biased = [token for token, _ in request.sampling.logit_bias]
-        told = [*biased, *request.sampling.stop_token_ids]
-        spans = [
-            (int(segment.token_ids.min()), int(segment.token_ids.max())) for segment in request.segments if len(segment)
-        ]
-        least, greatest = min(least for least, _ in spans), max(greatest for _, greatest in spans)
-        if min(told, default=least) < 0 or least < 0 or max(greatest, *told, 0) >= self.vocabulary:
-            raise InvalidRequestError(f"a token id is not one of the model's {self.vocabulary}: they count from 0")
-        total = request.prompt_tokens + request.sampling.max_tokens
-        if total > self.max_tokens:
-            raise PromptTooLongError(
-                f"the prompt has {request.prompt_tokens} tokens and up to {request.sampling.max_tokens} more were "
-                f"asked for, {total} in all; the model reads at most {self.max_tokens}: send fewer or shorter "
-                "documents, or lower max_tokens"
-            )
 
 
 def _usage(plan: Plan) -> Usage:
