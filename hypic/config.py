@@ -64,11 +64,13 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The Ray side. address: of a running cluster, "" starts a local one."""
+    """The Ray side. address: of a running cluster, "" starts a local one. placement: of cold segments; "auto" prefills
+    them on the scatter workers where that is predicted to be done sooner than on the combine worker, "lpt" always.
+    """
 
     scatter_workers: int = 2
     combine_workers: int = 1
-    placement: str = "lpt"
+    placement: str = "auto"
     address: str = ""
 
     def __post_init__(self) -> None:
@@ -77,8 +79,8 @@ class ClusterConfig:
                 "there must be at least one combine worker and no negative number of scatter workers, found "
                 f"{self.combine_workers} and {self.scatter_workers}"
             )
-        if self.placement not in ("lpt", "round_robin", "local"):
-            raise ValueError(f"placement must be lpt, round_robin or local, found {self.placement!r}")
+        if self.placement not in ("auto", "lpt", "round_robin", "local"):
+            raise ValueError(f"placement must be auto, lpt, round_robin or local, found {self.placement!r}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Policy = Literal["lpt", "round_robin", "local"]
+Policy = Literal["auto", "lpt", "round_robin", "local"]
+"""lpt: always on the workers, longest first. auto: so where that is predicted to be done sooner than on the combine
+worker alone. round_robin, local: for comparison."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,39 @@ class Placement:
         return max(busy, default=0.0)
 
 
-def place(policy: Policy, seconds: Sequence[float], queued_seconds: Sequence[float]) -> Placement:
-    """Place segments of those predicted seconds on workers that have so much queued; without workers, all stay here."""
+def place(
+    policy: Policy,
+    seconds: Sequence[float],
+    queued_seconds: Sequence[float],
+    transfer_seconds: Sequence[float] = (),
+    here_seconds: float = 0.0,
+) -> Placement:
+    """Place segments of those predicted seconds on workers that have so much queued; without workers, all stay here.
+
+    transfer_seconds: of each segment once it is built, while its worker goes on; () for none. here_seconds: queued on
+    the combine worker, which builds one after another too and has nothing to transfer.
+    """
     if policy == "local" or not queued_seconds:
         return local(seconds, queued_seconds)
-    return lpt(seconds, queued_seconds) if policy == "lpt" else round_robin(seconds, queued_seconds)
+    if policy == "round_robin":
+        return round_robin(seconds, queued_seconds)
+    scattered = lpt(seconds, queued_seconds)
+    if policy == "lpt":
+        return scattered
+    sooner = arrival_seconds(scattered, seconds, queued_seconds, transfer_seconds) < here_seconds + sum(seconds)
+    return scattered if sooner else local(seconds, queued_seconds)
+
+
+def arrival_seconds(
+    placement: Placement, seconds: Sequence[float], queued_seconds: Sequence[float], transfer_seconds: Sequence[float]
+) -> float:
+    """When the last segment that was given to a worker has arrived: each travels while the next is built."""
+    last = 0.0
+    for own, built in zip(placement.assignments, queued_seconds, strict=True):
+        for index in own:
+            built += seconds[index]
+            last = max(last, built + (transfer_seconds[index] if transfer_seconds else 0.0))
+    return last
 
 
 def lpt(seconds: Sequence[float], queued_seconds: Sequence[float]) -> Placement:

@@ -11,7 +11,8 @@ from hypic.workers.ports import FallbackCause
 class BuildRecord:
     """One cold segment. worker: who prefilled it. predicted_seconds: by the cost model. waited_seconds: from its
     dispatch until it was usable. fallback: why its worker did not bring it, "" if it did; cause: the same in one word.
-    A segment that stayed on the combine worker from the first has no times."""
+    A segment that stayed on the combine worker from the first has no times. pulled: it was not prefilled, `worker` is
+    another combine worker that had it."""
 
     key: str
     tokens: int
@@ -23,6 +24,7 @@ class BuildRecord:
     waited_seconds: float
     fallback: str = ""
     cause: FallbackCause = ""
+    pulled: bool = False
 
 
 @dataclass
@@ -53,7 +55,7 @@ class RequestRecord:
     def segments_by_worker(self) -> dict[str, int]:
         """How many cold segments each worker prefilled."""
         counts: dict[str, int] = {}
-        for build in self.builds:
+        for build in [build for build in self.builds if not build.pulled]:
             counts[build.worker] = counts.get(build.worker, 0) + 1
         return counts
 

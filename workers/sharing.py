@@ -55,8 +55,7 @@ class Sharing:
         return await self._ask(held)
 
     async def fetch(self, key: bytes) -> BuiltSegment:
-        """See `CombinePort.fetch`. The segment is leased while it is encoded."""
-        began = time.perf_counter()
+        """See `CombinePort.fetch`. The segment is leased while it is encoded; nothing is built for it."""
         lease: Lease[SegmentEntry] | None = await self._ask(lambda engine: engine.segments.lease(key))
         if lease is None:
             raise SegmentGoneError(f"segment {key.hex()[:12]} is not on {self._name} any more")
@@ -64,7 +63,7 @@ class Sharing:
             payload = await asyncio.to_thread(encode_entry, lease.entry)
         finally:
             self._engine.call(lambda engine: lease.release())
-        return BuiltSegment(self._name, payload, time.perf_counter() - began, time.time())
+        return BuiltSegment(self._name, payload, 0.0, time.time())
 
     async def _ask(self, work: Callable[[Engine], ResultT]) -> ResultT:
         return await asyncio.wrap_future(self._engine.call(work))

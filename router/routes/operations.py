@@ -15,8 +15,8 @@ from hypic.prompt import marked_segments
 from hypic.request import GenerationRequest, SamplingParams
 from hypic.router.bodies.operations import CloseSessionBody, Flushed, OpenSessionBody, ServerInfo
 from hypic.router.bodies.shared import HealthBody, Model, ModelList
-from hypic.router.dispatcher import Health
 from hypic.router.faults import answers
+from hypic.router.fleet import Health
 from hypic.router.observation import ObservationDep
 from hypic.router.prompts import check_model, identifier
 from hypic.router.service import RETRY_SECONDS, CallerDep, OperatorDep, ServedModel, ServiceDep

@@ -133,7 +133,7 @@ def running(engine_config: EngineConfig) -> Iterator[Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         server = ServerConfig(port=probe.getsockname()[1])
-    config = ClusterConfig(scatter_workers=2, combine_workers=1)
+    config = ClusterConfig(scatter_workers=2, combine_workers=1, placement="lpt")
     with (
         LocalCluster(engine_config, config) as cluster,
         HttpServer(cluster.workers.names, engine_config, config, server) as http,

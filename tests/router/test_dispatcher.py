@@ -1,17 +1,21 @@
 """The dispatcher over workers in this process: who builds what, once, and the right answer whatever fails."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.errors import PromptTooLongError, UnavailableError
 from hypic.request import GenerationRequest, TokenOutput
+from hypic.router import fleet
 from hypic.router.dispatcher import Dispatcher
 from hypic.router.record import RequestRecord
+from hypic.workers import sharing
+from hypic.workers.combine import CombineWorker
 from hypic.workers.ports import WorkerLostError
 
 DOCUMENTS = tuple(f"document number {number} says {'so ' * (10 + 7 * number)}and no more" for number in range(5))
@@ -95,6 +99,169 @@ def test_requests_go_where_their_documents_are(in_process: Any, make_request: An
     assert second.combine_worker == fourth.combine_worker != first.combine_worker
     assert not third.builds
     assert not fourth.builds
+
+
+async def _until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+def _agrees(dispatcher: Dispatcher, worker: CombineWorker) -> bool:
+    """Whether the directory says what a worker holds."""
+    held = worker._engine.started.result().segments.held()[1]
+    return dispatcher.fleet.directory.held_by(worker.name) == {change.key: change.tier for change in held}
+
+
+def test_a_router_that_starts_anew_finds_what_the_workers_hold(in_process: Any, make_request: Any) -> None:
+    """And what goes is noticed."""
+
+    async def anew() -> Any:
+        first = Dispatcher(in_process.scatter, in_process.combine)
+        await first.connect()
+        before = RequestRecord()
+        await outputs_of(first, make_request("a", *DOCUMENTS[:3]), before)
+        await first.close()
+        second = Dispatcher(in_process.scatter, in_process.combine)
+        await second.connect()
+        holder = next(worker for worker in in_process.combine if worker.name == before.combine_worker)
+        await _until(lambda: len(second.fleet.directory.held_by(holder.name)) == 3)
+        assert all(_agrees(second, worker) for worker in in_process.combine)
+        after = RequestRecord()
+        await outputs_of(second, make_request("b", *DOCUMENTS[2::-1]), after)
+        await holder.flush()
+        await _until(lambda: not second.fleet.directory.held_by(holder.name))
+        await second.close()
+        return before, after
+
+    before, after = run(anew())
+    assert (after.combine_worker, after.builds) == (before.combine_worker, [])
+
+
+def test_what_a_peer_holds_is_sent_from_there_and_not_built_again(
+    in_process: Any, make_request: Any, reference: Engine
+) -> None:
+    async def pulled() -> Any:
+        dispatcher = Dispatcher(in_process.scatter, in_process.combine)
+        await dispatcher.connect()
+        first = RequestRecord()
+        await outputs_of(dispatcher, make_request("a", *DOCUMENTS[:3]), first)
+        holder = next(worker for worker in in_process.combine if worker.name == first.combine_worker)
+        await _until(lambda: _agrees(dispatcher, holder))
+        state = next(w for w in dispatcher.fleet.combine if w.port is holder)
+        state.open_requests += 5  # it has too much to do
+        for _ in range(64):
+            dispatcher.transfers.add(100, 1000, 0.0)  # the segments are so short that only this makes them worth it
+        records = [RequestRecord(), RequestRecord()]
+        asked = [make_request("b", *DOCUMENTS[2::-1], DOCUMENTS[4]), make_request("c", DOCUMENTS[3], DOCUMENTS[0])]
+        found = dispatcher.fleet.directory.holders
+        answers = [await outputs_of(dispatcher, asked[0], records[0])]
+        builds = sum(len(port.tasks) for port in in_process.scatter)
+        stale = {key: dict(found(key)) for key in map(bytes.fromhex, (b.key for b in records[0].builds))}
+        for worker in in_process.combine:
+            await worker.flush()
+        dispatcher.fleet.directory.holders = lambda key: stale.get(key, {})  # type: ignore[method-assign]
+        answers.append(await outputs_of(dispatcher, asked[1], records[1]))
+        stats = await dispatcher.stats()
+        await dispatcher.close()
+        return holder.name, asked, answers, records, builds, stats
+
+    holder, asked, answers, records, builds, stats = run(pulled())
+    for request, outputs in zip(asked, answers, strict=True):
+        assert ids(outputs) == ids(reference.generate(request))
+    assert records[0].combine_worker != holder
+    assert [build.worker for build in records[0].builds if build.pulled] == [holder] * 3
+    assert sum(records[0].segments_by_worker.values()) == 1
+    assert builds == 4
+    late = {build.cause: build for build in records[1].builds}
+    assert set(late) == {"", "gone"}  # the one that nobody had, and the one that was believed to be there
+    assert "not on" in late["gone"].fallback
+    assert all(worker.leases == 0 for worker in stats)
+
+
+def test_a_build_that_is_quicker_than_a_transfer_is_preferred(in_process: Any, make_request: Any) -> None:
+    async def slow() -> Any:
+        dispatcher = Dispatcher(in_process.scatter, in_process.combine)
+        await dispatcher.connect()
+        first = RequestRecord()
+        await outputs_of(dispatcher, make_request("a", *DOCUMENTS[:3]), first)
+        holder = next(worker for worker in in_process.combine if worker.name == first.combine_worker)
+        await _until(lambda: _agrees(dispatcher, holder))
+        next(w for w in dispatcher.fleet.combine if w.port is holder).open_requests += 5
+        for _ in range(64):
+            dispatcher.transfers.add(100, 1000, 1000.0)
+        record = RequestRecord()
+        await outputs_of(dispatcher, make_request("b", *DOCUMENTS[:3]), record)
+        await dispatcher.close()
+        return record
+
+    record = run(slow())
+    assert len(record.builds) == 3
+    assert not any(build.pulled for build in record.builds)
+
+
+class StillCombine(CombineWorker):
+    """A combine worker that can stand still: it answers nothing, and nothing that it was asked is done."""
+
+    still = False
+
+    async def changes(self, epoch: int, sequence: int, caller: str = "") -> Any:
+        await self._moves()
+        return await super().changes(epoch, sequence, caller)
+
+    async def hello(self) -> Any:
+        await self._moves()
+        return await super().hello()
+
+    async def generate(self, request: GenerationRequest, caller: str = "") -> Any:
+        async for message in super().generate(request, caller):
+            await self._moves()
+            yield message
+
+    async def _moves(self) -> None:
+        while self.still:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_combine_worker_that_stands_still_is_given_up(
+    moment: str,
+    in_process: Any,
+    engine_config: EngineConfig,
+    make_request: Any,
+    reference: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the first token another takes over; after it the client is told."""
+    monkeypatch.setattr(fleet, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(sharing, "FOLLOW_SECONDS", 0.05)
+    request = make_request("r", question="no documents", tokens=40)
+    worker = StillCombine("combine-9", engine_config)
+
+    async def wedged() -> Any:
+        dispatcher = Dispatcher([], [worker, in_process.combine[0]])
+        await dispatcher.connect()
+        heard, record = [], RequestRecord()
+        worker.still = moment == "before"
+        try:
+            async for output in dispatcher.generate(request, record):
+                heard.append(output)
+                worker.still = True
+        except WorkerLostError:
+            assert moment == "after"
+        assert not dispatcher.alive["combine-9"][1]
+        worker.still = False
+        await _until(lambda: dispatcher.alive["combine-9"][1])
+        stats = await dispatcher.stats()
+        await dispatcher.close()
+        return heard, record, stats
+
+    heard, record, stats = run(wedged())
+    worker.stop()
+    if moment == "before":
+        assert ids(heard) == ids(reference.generate(request))
+        assert (record.attempts, record.combine_worker) == (2, "combine-0")
+    assert all((found.leases, found.open_requests) == (0, 0) for found in stats)
 
 
 def test_broken_scatter_workers_cost_time_not_answers(in_process: Any, make_request: Any, reference: Engine) -> None:
