@@ -27,22 +27,22 @@ class Sharing:
 
     def __init__(self, name: str, engine: EngineLoop) -> None:
         self._name, self._engine = name, engine
-        self._changed: asyncio.Event | None = None
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     async def changes(self, epoch: int, sequence: int) -> Changes:
         """See `CombinePort.changes`."""
         log = (await asyncio.shield(asyncio.wrap_future(self._engine.started))).segments.changes
-        if self._changed is None:
-            loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
-            changed = self._changed
-            log.listener = lambda: _wake(loop, changed)
-        if epoch == log.epoch and sequence == log.sequence:
-            self._changed.clear()
-            try:
+        log.listener = self._wake
+        changed = asyncio.Event()
+        self._waiting[changed] = asyncio.get_running_loop()  # before the look at the log, so that nothing is missed
+        try:
+            if epoch == log.epoch and sequence == log.sequence:
                 async with asyncio.timeout(FOLLOW_SECONDS):
-                    await self._changed.wait()
-            except TimeoutError:
-                return Changes(log.epoch, sequence)
+                    await changed.wait()
+        except TimeoutError:
+            return Changes(log.epoch, sequence)
+        finally:
+            del self._waiting[changed]
         after, changes = log.since(sequence if epoch == log.epoch else log.sequence)
         return Changes(log.epoch, after, changes)
 
@@ -64,6 +64,12 @@ class Sharing:
         finally:
             self._engine.call(lambda engine: lease.release())
         return BuiltSegment(self._name, payload, 0.0, time.time())
+
+    def _wake(self) -> None:
+        """In the engine's thread: tell whoever waits for a change."""
+        for changed, loop in list(self._waiting.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
 
     async def _ask(self, work: Callable[[Engine], ResultT]) -> ResultT:
         return await asyncio.wrap_future(self._engine.call(work))
@@ -98,8 +104,3 @@ class Callers:
         for caller in silent:
             del self._heard_seconds[caller]
         return [request_id for request_id, caller in self._requests.items() if caller not in self._heard_seconds]
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)
