@@ -88,8 +88,9 @@ class ServerConfig:
     """The HTTP side. host: 127.0.0.1 is heard on this machine alone. pic: the arm of requests that name none, or "auto"
     to measure the arms on this checkpoint at the start and take the one nearest to a full recompute. pic_tolerance: how
     far that may be, in nats of the next-token distribution; beyond it only exact prefixes are reused. api_keys: a TOML
-    file of SHA-256 hashes of keys and their tenants; without one nobody is asked for a key. max_body_bytes: of one
-    request. max_open_body_bytes: of all requests that are open, beyond which new ones have to wait. max_documents,
+    file of SHA-256 hashes of keys and their tenants; without one nobody is asked for a key. max_requests: on their way
+    at the same time, beyond which new ones are refused. max_body_bytes: of one request. max_open_body_bytes: of all
+    requests that are open, beyond which new ones have to wait. max_documents,
     max_document_bytes, max_segments, max_messages: of one request. max_prompt_tokens: 0 for what the model reads.
     max_prompts, max_choices: prompts of one completion request, answers to one prompt. max_stop_strings,
     max_top_logprobs: of one request. body_seconds: how long a client may take to send its body. token_cache_bytes:
@@ -104,6 +105,7 @@ class ServerConfig:
     pic: str = "hypic"
     pic_tolerance: float = 0.1
     api_keys: Path | None = None
+    max_requests: int = 256
     max_body_bytes: int = 32 * 1024**2
     max_open_body_bytes: int = 256 * 1024**2
     max_documents: int = 1024
@@ -128,6 +130,7 @@ class ServerConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")
         for name in (
+            "max_requests",
             "max_body_bytes",
             "max_document_bytes",
             "max_segments",

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from hypic.router import faults
-from hypic.router.guards import BodyLimit, Doorkeeper
+from hypic.router.guards import Admission, BodyLimit, Doorkeeper
 from hypic.router.openapi import DescribedAPI
 from hypic.router.playground.route import router as playground
 from hypic.router.routes import chat, completions, generate, operations, segments
@@ -50,6 +50,7 @@ def build_api(service: Service, send_request_id: bool = True) -> FastAPI:
         max_open_body_bytes=config.max_open_body_bytes,
         body_seconds=config.body_seconds,
     )
+    app.add_middleware(Admission, max_requests=config.max_requests)
     app.add_middleware(Doorkeeper, keys=service.keys)
     # The last one added is the first one asked.
     routes = [*app.routes, *(route for router in ROUTERS for route in router.routes)]

@@ -31,6 +31,9 @@ from hypic.workers.spawn import WorkerNames, connect
 
 APPLICATION = "hypic"
 
+SPARE_REQUESTS = 64
+"""So many more than the server takes reach it, to be refused, or to ask for its health; Serve has the rest wait."""
+
 STOP_SECONDS = 30.0
 """How long an end waits for a start that is under way, and a start for one answer."""
 
@@ -147,7 +150,7 @@ def _application(
         serve.ingress(build)(),
         name="router",
         num_replicas=1,
-        max_ongoing_requests=256,
+        max_ongoing_requests=server.max_requests + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=2.0,

@@ -1,5 +1,5 @@
-"""What stands in front of every route: who is it, and is the body small and quick enough. Plain ASGI, so that nothing
-is read or parsed of a request that is refused."""
+"""What stands in front of every route: who is it, is there room, is the body small and quick enough. Plain ASGI, so
+that nothing is read or parsed of a request that is refused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,6 +13,9 @@ from hypic.router.playground.route import PATHS as PLAYGROUND_PATHS
 
 OPEN_PATHS = frozenset({"/health", *PLAYGROUND_PATHS})
 """What is answered without a key: whether the server is well, and the page, which asks with the user's key."""
+
+WORK_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/segments"})
+"""What is answered by the workers' work; the rest is answered however much of that there is."""
 
 TENANT = "hypic.tenant"
 """Where the guard leaves who it is, in the ASGI scope."""
@@ -42,6 +45,31 @@ class Doorkeeper:
             return None
         scheme, _, key = sent[0].decode("latin-1").partition(" ")
         return keys.tenant(key.strip()) if scheme.lower() == "bearer" else None
+
+
+class Admission:
+    """Refuses work (429) while as much as the server takes is on its way: what waits longer than its client does is
+    better said so at once. A request counts until its answer has been sent, or its client has gone."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app, self._max_requests = app, max_requests
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in WORK_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._open >= self._max_requests:
+            message = f"{self._max_requests} requests are on their way, which is what the server takes: try again soon"
+            response = error_response(429, message, "too_many_requests")
+            response.headers["Retry-After"] = "1"
+            await response(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
 
 
 class BodyLimit:

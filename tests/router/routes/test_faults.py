@@ -1,8 +1,25 @@
 """Faults behind the interface: workers that are lost, in mid stream, before, or that never came."""
 
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from http_service import BODY, CHAT, QUESTION, app_over, check_envelope, client_of, events_of
+import httpx
+from http_service import (
+    BODY,
+    CHAT,
+    COMPLETIONS,
+    QUESTION,
+    SMALL,
+    app_over,
+    check_envelope,
+    client_of,
+    events_of,
+    listening,
+)
 from starlette.testclient import TestClient
 
 from hypic.request import GenerationRequest
@@ -17,6 +34,7 @@ class Torn:
     def __init__(self, inner: CombineWorker, after_tokens: int) -> None:
         self.name, self._inner, self._after_tokens = "combine-0", inner, after_tokens
         self.hello, self.stats, self.deliver, self.abort = inner.hello, inner.stats, inner.deliver, inner.abort
+        self.changes, self.holdings = inner.changes, inner.holdings
 
     async def generate(self, request: GenerationRequest) -> Any:
         seen = 0
@@ -43,6 +61,65 @@ def test_without_workers_503_says_when_to_try_again(combine: CombineWorker, mode
         response = client.post(CHAT, json={"messages": QUESTION, "stream": True})
     check_envelope(response, 503, "unavailable")
     assert int(response.headers["Retry-After"]) > 0
+
+
+class Held:
+    """A combine worker that begins no answer before it is told to."""
+
+    def __init__(self, inner: CombineWorker) -> None:
+        self.name, self.go, self.begun = "combine-0", threading.Event(), 0
+        self.hello, self.stats, self.deliver, self.abort = inner.hello, inner.stats, inner.deliver, inner.abort
+        self.changes, self.holdings, self.build_here = inner.changes, inner.holdings, inner.build_here
+        self._inner = inner
+
+    async def generate(self, request: GenerationRequest) -> Any:
+        self.begun += 1
+        while not self.go.is_set():
+            await asyncio.sleep(0.005)
+        async for message in self._inner.generate(request):
+            yield message
+
+
+def test_more_than_the_server_takes_is_refused_at_once(combine: CombineWorker, model: ServedModel) -> None:
+    """With a word on when to try again; what is on its way is not harmed, and its end makes room."""
+    held, body = Held(combine), {"messages": QUESTION, "max_tokens": 8}
+    config = replace(SMALL, max_requests=2)
+    with (
+        listening(app_over(held, [], model, config)) as url,
+        ThreadPoolExecutor(2) as pool,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        bodies = [{**body, "stream": True}, body]
+        running = [pool.submit(httpx.post, url + CHAT, json=asked, timeout=60) for asked in bodies]
+        try:
+            while held.begun < 2:
+                time.sleep(0.005)
+            for path in (CHAT, COMPLETIONS, "/generate", "/v1/segments"):
+                refused = client.post(path, content=b"{never read")
+                check_envelope(refused, 429, "too_many_requests")
+                assert int(refused.headers["Retry-After"]) > 0
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 200
+        finally:
+            held.go.set()
+        assert [future.result().status_code for future in running] == [200, 200]
+        assert client.post(CHAT, json=body).status_code == 200
+
+
+def test_a_client_that_leaves_makes_room(combine: CombineWorker, model: ServedModel) -> None:
+    held, body = Held(combine), {"messages": QUESTION, "max_tokens": 8, "stream": True}
+    config = replace(SMALL, max_requests=1)
+    with listening(app_over(held, [], model, config)) as url, httpx.Client(base_url=url, timeout=60) as client:
+        held.go.set()
+        with client.stream("POST", CHAT, json={**body, "max_tokens": 3000}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert httpx.post(url + CHAT, json=body).status_code == 429
+        deadline = time.monotonic() + 20
+        while (answer := client.post(CHAT, json=body)).status_code == 429:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert answer.status_code == 200
 
 
 class Absent:
