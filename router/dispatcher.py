@@ -33,7 +33,7 @@ from hypic.workers.ports import (
     WorkerStats,
 )
 
-LEAST_PATIENCE_SECONDS = 10.0
+LEAST_PATIENCE_SECONDS = 5.0
 """How long a build may take at least before the combine worker does it itself."""
 
 PATIENCE_FACTOR = 4.0
