@@ -44,6 +44,7 @@ class WorkerMetrics(Collector):
         yield _gauge("worker_open_requests", "Requests that a worker has open.", said, lambda own: own.open_requests)
         yield _gauge("worker_leases", "Cached things promised to somebody; 0 at idle.", said, lambda own: own.leases)
         yield _counter("worker_builds", "Cold segments that a scatter worker prefilled.", said, lambda own: own.built)
+        yield from _tiers(said)
         yield from _stores(said)
 
     def _requests(self) -> Iterator[Metric]:
@@ -75,15 +76,32 @@ def _counter(name: str, text: str, said: Iterable[WorkerStats], value: Callable[
 def _stores(said: list[WorkerStats]) -> Iterator[Metric]:
     """Of the segment store and of the prefix tree."""
     labels = ["worker", "store"]
-    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-        "used_bytes": GaugeMetricFamily("hypic:cache_bytes", "What is cached, in true bytes.", labels=labels),
-        "entries": GaugeMetricFamily("hypic:cache_entries", "Segments, or boundaries of prefixes.", labels=labels),
-        "evicted": CounterMetricFamily("hypic:cache_evictions", "Entries that had to go.", labels=labels),
-        "rejected": CounterMetricFamily("hypic:cache_rejections", "Entries that found no room.", labels=labels),
-    }
+    evicted = CounterMetricFamily("hypic:cache_evictions", "Entries that had to go.", labels=labels)
+    rejected = CounterMetricFamily("hypic:cache_rejections", "Entries that found no room.", labels=labels)
     for stats in said:
         for store, counts in (("segments", stats.segments), ("prefixes", stats.prefixes)):
-            for name, family in families.items():
-                if name in counts:
-                    family.add_metric([stats.name, store], counts[name])
-    yield from families.values()
+            if counts:
+                evicted.add_metric([stats.name, store], counts["evicted"])
+                rejected.add_metric([stats.name, store], counts["rejected"])
+    yield evicted
+    yield rejected
+
+
+def _tiers(said: list[WorkerStats]) -> Iterator[Metric]:
+    """Of the memory under both, by tier and by kind of what is kept."""
+    kinds = ["worker", "tier", "kind"]
+    usage = GaugeMetricFamily(
+        "hypic:kv_cache_usage_perc", "Share of a tier's budget that is used, 0 to 1.", labels=["worker", "tier"]
+    )
+    nbytes = GaugeMetricFamily("hypic:cache_bytes", "What is cached, in true bytes.", labels=kinds)
+    entries = GaugeMetricFamily("hypic:cache_entries", "How many things are cached.", labels=kinds)
+    for stats in said:
+        for use in stats.cache:
+            if use.budget_bytes:
+                usage.add_metric([stats.name, use.tier], use.used_bytes / use.budget_bytes)
+            for kind in use.entries:
+                nbytes.add_metric([stats.name, use.tier, kind], use.nbytes.get(kind, 0))
+                entries.add_metric([stats.name, use.tier, kind], use.entries[kind])
+    yield usage
+    yield nbytes
+    yield entries

@@ -215,6 +215,18 @@ def test_a_killed_scatter_worker_costs_seconds_not_answers(
     _wait_well(running)
 
 
+def test_through_rays_proxy_ids_are_one_and_metrics_count(running: Any) -> None:
+    """Ray Serve's proxy sends an X-Request-Id of its own: ours must not come twice, nor be another."""
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        mine = client.get("/v1/models", headers={"X-Request-Id": "mine-1"})
+        assert mine.headers.get_list("X-Request-Id") == ["mine-1"]
+        assert client.get("/v1/models", headers={"X-Request-Id": "a b"}).status_code == 400
+        assert len(client.post(CHAT, json={}).headers.get_list("X-Request-Id")) == 1
+        told = client.get("/metrics").text
+    assert 'hypic:http_requests_total{handler="/v1/models",method="GET",status="400"} 1.0' in told
+    assert 'hypic:worker_up{role="combine",worker="combine-0"} 1.0' in told
+
+
 def test_a_killed_combine_worker_is_an_error_then_well_again(
     running: Any, reference: Engine, make_request: Any
 ) -> None:

@@ -9,6 +9,7 @@ from http_service import BODY, CHAT, COMPLETIONS, app_over, check_envelope, clie
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from hypic.config import EngineConfig
 from hypic.router.keys import ApiKeys, Tenant
 from hypic.router.metrics import Metrics
 from hypic.router.observation import Observation, Run
@@ -27,6 +28,9 @@ def samples(text: str) -> Samples:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+KINDS = ("segment", "full", "state")
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -102,7 +106,13 @@ def test_a_segment_that_does_not_come_is_a_fallback_by_cause(counted: TestClient
 def test_workers_say_what_they_hold(counted: TestClient) -> None:
     counted.post(CHAT, json={**BODY, "cache_salt": "held"})
     found = scrape(counted)
-    assert value(found, "cache_bytes", worker="combine-0", store="segments") > 0
+    held = {kind: value(found, "cache_bytes", worker="combine-0", tier="device", kind=kind) for kind in KINDS}
+    assert all(held.values()), held
+    budget = EngineConfig().cache_bytes
+    assert sum(held.values()) / budget == pytest.approx(
+        value(found, "kv_cache_usage_perc", worker="combine-0", tier="device")
+    )
+    assert value(found, "cache_entries", worker="combine-0", tier="device", kind="segment") >= 2
     assert value(found, "worker_leases", worker="combine-0") == 0
     assert value(found, "num_requests_running") == value(found, "num_requests_waiting") == 0
 
@@ -136,7 +146,7 @@ def test_nothing_of_a_client_becomes_a_label(counted: TestClient, model: ServedM
     del values["le"], values["version"]
     assert set(values) == {
         "handler", "method", "status", "code", "finished_reason", "source", "reason", "cause",
-        "worker", "role", "store", "outcome",
+        "worker", "role", "store", "outcome", "tier", "kind",
     }  # fmt: skip
     assert values["method"] <= {"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "other"}
     assert {"none", CHAT, "/v1/segments/{segment_id}"} <= values["handler"]
