@@ -7,15 +7,14 @@ no family.
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Literal, Protocol, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hypic.kernels.chunk_scan.naive import Pair, ScanResult
+from hypic.kernels.chunk_scan.naive import ScanOptions, ScanResult
 from hypic.kernels.runs import Runs
 from hypic.linear.transition import TransitionForm
 
@@ -52,14 +51,6 @@ class LinearInputs:
         g = None if self.g is None else self.g.to(dtype)
         beta = None if self.beta is None else self.beta.to(dtype)
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), g=g, beta=beta)
-
-
-class ScanOptions(TypedDict, total=False):
-    """Keyword arguments of a scan, as `hypic.kernels.chunk_scan.naive.chunk_scan` describes them."""
-
-    pairs: Mapping[int, Sequence[Pair]] | None
-    want_entering: Collection[int]
-    want_transition: Collection[int]
 
 
 class Scan(Protocol):

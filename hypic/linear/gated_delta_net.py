@@ -7,13 +7,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from hypic.kernels.chunk_scan.naive import ScanResult
-from hypic.kernels.gated_delta.naive import gated_delta, gated_delta_step
+from hypic.kernels.chunk_scan.naive import ScanOptions, ScanResult
+from hypic.kernels.gated_delta import gated_delta, gated_delta_step
 from hypic.kernels.runs import Runs
 from hypic.linear.family import (
     LinearFamily,
     LinearInputs,
-    ScanOptions,
     sample_log_decay,
     sample_qkv,
     sample_write_strength,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hypic.kernels.chunk_scan.naive import ScanResult
+from hypic.kernels.chunk_scan.naive import ScanOptions, ScanResult
 from hypic.kernels.diagonal_decay.naive import diagonal_decay, diagonal_decay_step
 from hypic.kernels.runs import Runs
-from hypic.linear.family import LinearFamily, LinearInputs, ScanOptions, sample_qkv
+from hypic.linear.family import LinearFamily, LinearInputs, sample_qkv
 
 
 def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:

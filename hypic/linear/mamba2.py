@@ -8,10 +8,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from hypic.kernels.chunk_scan.naive import ScanResult
+from hypic.kernels.chunk_scan.naive import ScanOptions, ScanResult
 from hypic.kernels.runs import Runs
-from hypic.kernels.scalar_decay.naive import scalar_decay, scalar_decay_step
-from hypic.linear.family import LinearFamily, LinearInputs, ScanOptions, sample_log_decay, sample_qkv
+from hypic.kernels.scalar_decay import scalar_decay, scalar_decay_step
+from hypic.linear.family import LinearFamily, LinearInputs, sample_log_decay, sample_qkv
 
 
 def scan(inputs: LinearInputs, runs: Runs, initial_states: Tensor, **options: Unpack[ScanOptions]) -> ScanResult:

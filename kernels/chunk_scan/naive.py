@@ -14,6 +14,7 @@ of decays: never a matrix. The cached pairs of reused segments are applied where
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -57,6 +58,14 @@ class ScanResult:
     final_states: Tensor
     entering: dict[int, Tensor] = field(default_factory=dict)
     transitions: dict[int, Tensor] = field(default_factory=dict)
+
+
+class ScanOptions(TypedDict, total=False):
+    """Keyword arguments of a scan, as `chunk_scan` describes them."""
+
+    pairs: Mapping[int, Sequence[Pair]] | None
+    want_entering: Collection[int]
+    want_transition: Collection[int]
 
 
 @torch.no_grad()

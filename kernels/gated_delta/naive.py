@@ -47,8 +47,7 @@ def gated_delta(
     V]`, whose dtype is that of the computation. The rest as in `chunk_scan`. Raises ValueError where shapes
     disagree.
     """
-    check_inputs(q, k, v, runs, initial_states)
-    _check_gates(g, beta, v.shape[0], v.shape[1], k.shape[2])
+    check(q, k, v, g, beta, runs, initial_states)
     form = _channel_form if g is not None and g.ndim == 3 else _scalar_form
     gate = torch.zeros_like(beta) if g is None else g
     chunks = form(q, k, v, gate, beta, runs, initial_states.dtype)
@@ -71,7 +70,10 @@ def gated_delta_step(
     return recurrent_step(q, k, v, g, beta, states)
 
 
-def _check_gates(g: Tensor | None, beta: Tensor, tokens: int, heads: int, key_dim: int) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, runs: Runs, initial_states: Tensor) -> None:
+    """Raise ValueError where shapes disagree."""
+    check_inputs(q, k, v, runs, initial_states)
+    tokens, heads, key_dim = v.shape[0], v.shape[1], k.shape[2]
     allowed = ((tokens, heads), (tokens, heads, key_dim))
     if g is not None and g.shape not in allowed:
         raise ValueError(f"g must be {allowed[0]}, {allowed[1]} or None; found {tuple(g.shape)}")

@@ -33,9 +33,7 @@ def scalar_decay(
     constant or `[T, HV]`. initial_states: `[N, HV, K, V]`, whose dtype is that of the computation. The rest
     as in `chunk_scan`. Raises ValueError where shapes disagree.
     """
-    check_inputs(q, k, v, runs, initial_states)
-    if g.shape not in (v.shape[1:2], v.shape[:2]):
-        raise ValueError(f"g must be {tuple(v.shape[1:2])} or {tuple(v.shape[:2])}; found {tuple(g.shape)}")
+    check(q, k, v, g, runs, initial_states)
     chunks = _chunk_form(q, k, v, g.expand(v.shape[:2]), runs, initial_states.dtype)
     return chunk_scan(
         chunks,
@@ -51,6 +49,13 @@ def scalar_decay_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, states: Tensor
     """One token for each of N sequences: q, k `[N, H, K]`, v `[N, HV, V]`, g `[HV]` or `[N, HV]`, states
     `[N, HV, K, V]`. Returns the output `[N, HV, V]` and the new states, in the dtype of `states`."""
     return recurrent_step(q, k, v, g, None, states)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, runs: Runs, initial_states: Tensor) -> None:
+    """Raise ValueError where shapes disagree."""
+    check_inputs(q, k, v, runs, initial_states)
+    if g.shape not in (v.shape[1:2], v.shape[:2]):
+        raise ValueError(f"g must be {tuple(v.shape[1:2])} or {tuple(v.shape[:2])}; found {tuple(g.shape)}")
 
 
 @torch.no_grad()
