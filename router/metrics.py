@@ -204,7 +204,7 @@ class _Builds:
             "Seconds that a build took by those that were predicted.",
             (0.25, 0.5, 0.8, 0.9, *RATIOS),
         )
-        self._transfer = histogram("transfer_seconds", "A built segment from ready at its builder to usable.")
+        self._transfer = histogram("transfer_seconds", "A segment from ready at its sender to usable.")
         self._makespan = histogram(
             "scatter_makespan_seconds", "From dispatch until the last cold segment of a request was usable."
         )
@@ -212,7 +212,13 @@ class _Builds:
             "scatter_skew_ratio", "Seconds of the busiest scatter worker by the mean of those a request used.", RATIOS
         )
         self._bytes = Counter(
-            "hypic:transfer_bytes", "Bytes of built segments that were brought to combine workers.", registry=registry
+            "hypic:transfer_bytes",
+            "Bytes of segments that were brought to combine workers, by the role of who sent them.",
+            ["sender"],
+            registry=registry,
+        )
+        self._pulled = Counter(
+            "hypic:pulled_segments", "Segments that another combine worker had and sent.", registry=registry
         )
         self._fallbacks = Counter(
             "hypic:fallbacks", "Segments built on the combine worker after all.", ["cause"], registry=registry
@@ -221,19 +227,22 @@ class _Builds:
             self._fallbacks.labels(cause)
 
     def count(self, record: RequestRecord) -> None:
-        brought = [build for build in record.builds if build.build_seconds]
         for build in record.builds:
             if build.cause:
                 self._fallbacks.labels(build.cause).inc()
-        for build in brought:
+            if build.payload_bytes:
+                self._transfer.observe(build.transfer_seconds)
+                self._bytes.labels("combine" if build.pulled else "scatter").inc(build.payload_bytes)
+            if build.pulled:
+                self._pulled.inc()
+        built = [build for build in record.builds if build.payload_bytes and not build.pulled]
+        for build in built:
             self._seconds.observe(build.build_seconds)
-            self._transfer.observe(build.transfer_seconds)
-            self._bytes.inc(build.payload_bytes)
             if build.predicted_seconds:
                 self._error.observe(build.build_seconds / build.predicted_seconds)
-        if brought:
-            self._makespan.observe(max(build.waited_seconds for build in brought))
-            self._skew.observe(_skew(brought))
+        if built:
+            self._makespan.observe(max(build.waited_seconds for build in built))
+            self._skew.observe(_skew(built))
 
 
 def _skew(builds: list[BuildRecord]) -> float:

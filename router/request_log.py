@@ -100,6 +100,7 @@ def _generation(run: Run) -> dict[str, Any]:
                 "build_seconds": _rounded(build.build_seconds),
                 "transfer_seconds": _rounded(build.transfer_seconds),
                 "bytes": build.payload_bytes,
+                "pulled": build.pulled,
                 "fallback": build.cause,
             }
             for build in record.builds

@@ -106,11 +106,13 @@ class _RunSpans:
             "predicted_seconds": build.predicted_seconds,
         }
         usable = record.reserve_seconds + build.waited_seconds
-        if build.build_seconds:
+        if build.payload_bytes:
             ready = max(record.reserve_seconds, usable - build.transfer_seconds)
-            began = max(record.reserve_seconds, ready - build.build_seconds)
-            self._span("build", began, ready, within, **attributes, build_seconds=build.build_seconds)
-            self._span("transfer", ready, usable, within, bytes=build.payload_bytes, worker=build.worker)
+            if not build.pulled:
+                began = max(record.reserve_seconds, ready - build.build_seconds)
+                self._span("build", began, ready, within, **attributes, build_seconds=build.build_seconds)
+            told: dict[str, AttributeValue] = {"worker": build.worker, "pulled": build.pulled}
+            self._span("transfer", ready, usable, within, **told, bytes=build.payload_bytes)
         else:  # on the combine worker itself, from the first or after all: it was there when the pass could begin
             there = record.reserve_seconds + record.dispatch_seconds
             self._span("build", usable, max(usable, there), within, **attributes, fallback=build.cause or "none")

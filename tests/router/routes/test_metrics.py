@@ -75,7 +75,7 @@ def test_a_cold_and_a_warm_answer_are_counted_as_what_they_are(counted: TestClie
     assert grown("inter_token_latency_seconds_count") == 14
     assert grown("dispatch_seconds_count") == 1
     assert grown("build_seconds_count") == grown("transfer_seconds_count") == 2
-    assert grown("transfer_bytes_total") > 0
+    assert grown("transfer_bytes_total", sender="scatter") > 0
     assert grown("http_requests_total", handler=CHAT, method="POST", status="200") == 2
 
 
@@ -146,7 +146,7 @@ def test_nothing_of_a_client_becomes_a_label(counted: TestClient, model: ServedM
     del values["le"], values["version"]
     assert set(values) == {
         "handler", "method", "status", "code", "finished_reason", "source", "reason", "cause",
-        "worker", "role", "store", "outcome", "tier", "kind",
+        "worker", "role", "store", "outcome", "tier", "kind", "sender",
     }  # fmt: skip
     assert values["method"] <= {"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "other"}
     assert {"none", CHAT, "/v1/segments/{segment_id}"} <= values["handler"]
@@ -174,13 +174,17 @@ def test_skew_and_makespan_of_a_scattered_prompt(make_request: Any) -> None:
     metrics, run = Metrics("1"), Run(make_request("r", "a document"))
     run.record.builds += [build("a", 3.0, 3.5), build("b", 1.0, 1.5), build("b", 2.0, 3.6)]
     run.record.builds.append(BuildRecord("k", 10, "combine-0", 0.0, 0.0, 0.0, 0, 9.0, "TimeoutError: zq", "late"))
+    run.record.builds.append(BuildRecord("k", 10, "combine-1", 0.0, 0.0, 0.1, 50, 8.0, pulled=True))
     observation = Observation("a", status=503, code="unavailable", runs=[run])
     metrics.ended(observation.end("POST", CHAT, ""))
     found = samples(metrics.text().decode())
     assert value(found, "scatter_makespan_seconds_sum") == 3.6
     assert value(found, "scatter_skew_ratio_sum") == 1.0
     assert value(found, "build_prediction_ratio_sum") == 6.0
-    assert value(found, "transfer_bytes_total") == 300
+    assert value(found, "transfer_bytes_total", sender="scatter") == 300
+    assert value(found, "transfer_bytes_total", sender="combine") == 50
+    assert value(found, "pulled_segments_total") == 1
+    assert value(found, "build_seconds_count") == 3
     assert value(found, "fallbacks_total", cause="late") == 1
     assert value(found, "request_success_total", finished_reason="abort") == 1
     assert value(found, "prompt_tokens_total") == 0

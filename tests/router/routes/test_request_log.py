@@ -39,7 +39,7 @@ def test_a_line_for_every_request(
         "messages": [{"role": "user", "content": "zq question"}],
         "documents": [{"id": "zq-id", "title": "zq", "text": "zq text that is long enough to be kept for later"}],
         "session_id": "zq-session",
-        "cache_salt": "zq-salt",
+        "cache_salt": "zq-log",
         "max_tokens": 4,
     }
     with client_of(app_over(combine, scatter_ports, model, replace(SMALL, request_log=str(path)))) as client:

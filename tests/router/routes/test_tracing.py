@@ -117,6 +117,7 @@ def test_a_segment_that_fell_back_is_a_span_that_says_so(collector: Collector, m
     record.reserve_seconds, record.dispatch_seconds, record.combine_seconds, record.ttft_seconds = 0.5, 1.0, 0.25, 1.75
     record.builds.append(BuildRecord("k", 10, "scatter-0", 0.2, 0.25, 0.5, 100, 0.875))
     record.builds.append(BuildRecord("k", 20, "combine-0", 0.2, 0.0, 0.0, 0, 0.5, "zq", "lost"))
+    record.builds.append(BuildRecord("k", 30, "combine-1", 0.2, 0.0, 0.25, 100, 1.0, pulled=True))
     observer = Tracing(collector.url + "/", "1")
     observer.ended(Observation("a", status=200, code="worker_lost", runs=[run]).end("POST", CHAT, "acme"))
     observer.close()
@@ -126,7 +127,10 @@ def test_a_segment_that_fell_back_is_a_span_that_says_so(collector: Collector, m
 
     brought, fell_back = sorted(collector.named("build"), key=seconds)
     assert seconds(brought) == (0.625, 0.875)
-    assert seconds(collector.named("transfer")[0]) == (0.875, 1.375)
+    sent, pulled = sorted(collector.named("transfer"), key=seconds)
+    assert seconds(sent) == (0.875, 1.375)
+    assert seconds(pulled) == (1.25, 1.5)
+    assert attributes(pulled)["hypic.worker"] == "combine-1"
     assert seconds(fell_back) == (1.0, 1.5)
     assert attributes(fell_back)["hypic.fallback"] == "lost"
     assert seconds(collector.named("combine")[0]) == (1.5, 1.75)
