@@ -115,6 +115,29 @@ def plan(
     emit(run_plan(engine, prompt, arm, warm_documents), as_json=json, out=out)
 
 
+@app.command()
+def warm(
+    documents: Annotated[
+        list[Path],
+        typer.Argument(help="Files and directories: .jsonl has {id?, title?, text} a line, others one text."),
+    ],
+    url: Annotated[str, typer.Option(help="Of the running server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str, typer.Option(help="Where the server asks for one.")] = "",
+    salt: Annotated[str, typer.Option(help="`cache_salt` of the requests that will use the documents.")] = "",
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Prefill documents on a running server, so that the first question over them finds them cached. Ends with status 1
+    where one failed."""
+    from hypic.eval.report import emit
+    from hypic.eval.warming import WarmServer, find_documents, run_warm
+
+    report = run_warm(WarmServer(url.rstrip("/"), api_key, salt), find_documents(documents))
+    emit(report, as_json=json, out=out)
+    if report.results["failed"]:
+        raise typer.Exit(1)
+
+
 @evaluations.command()
 def algebra(
     splits: Annotated[int, typer.Option(min=1, help="Random splits of each text.")] = 64,

@@ -23,6 +23,9 @@ from rich.text import Text
 
 from hypic.config import BUNDLED_MODEL
 
+SERVER = "server"
+"""The device of what a server somewhere has done."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -64,7 +67,7 @@ class Table:
 @dataclass(frozen=True)
 class Report:
     """The outcome of one command. command: as typed, such as "eval quality". model: path or a name for a generated
-    one. device: "cpu" or a torch device. results: the keys that DESIGN section 8 promises, and more."""
+    one. device: "cpu", a torch device, or SERVER. results: the keys that DESIGN section 8 promises, and more."""
 
     command: str
     model: str
@@ -174,6 +177,8 @@ def _device(device: str) -> str:
     """What computed: a GPU's name, or the processor and how many of its cores torch uses."""
     import torch
 
+    if device == SERVER:
+        return "the server's, which does not say"
     if device != "cpu":
         return torch.cuda.get_device_name(device)
     return f"cpu: {_processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"

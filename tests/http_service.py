@@ -67,7 +67,7 @@ def listening(app: Any) -> Iterator[str]:
         time.sleep(0.01)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
-        while httpx.get(f"{url}/health").status_code == 503:
+        while httpx.get(f"{url}/health", timeout=60).status_code == 503:
             time.sleep(0.01)
         yield url
     finally:
