@@ -189,6 +189,8 @@ class Store(Generic[EntryT]):
                 self.memory.claim(cell, number, nbytes)
                 self.stats.entries += 1
                 count += 1
+            for fault in [fault for fault in tier.faults() if fault.kind == KIND]:
+                self._remember_loss(fault.key, fault.reason, uses=0)
         return count
 
     def tier(self, key: bytes) -> str:
@@ -256,9 +258,7 @@ class Store(Generic[EntryT]):
         del self._cells[own.key]
         self.stats.entries -= 1
         self.stats.evicted += 1
-        self._gone[own.key] = "evicted" if reason == "dropped" else reason, cell.uses
-        if len(self._gone) > _REMEMBERED_LOSSES:
-            self._gone.popitem(last=False)
+        self._remember_loss(own.key, "evicted" if reason == "dropped" else reason, cell.uses)
         if own.builds_on is not None:
             parent, own.builds_on = own.builds_on, None
             self.memory.unlease(parent)
@@ -276,6 +276,11 @@ class Store(Generic[EntryT]):
     def _miss(self, key: bytes) -> None:
         reason = self.why_missing(key)
         self.stats.misses[reason] = self.stats.misses.get(reason, 0) + 1
+
+    def _remember_loss(self, key: bytes, reason: str, uses: int) -> None:
+        self._gone[key] = reason, uses
+        if len(self._gone) > _REMEMBERED_LOSSES:
+            self._gone.popitem(last=False)
 
     def _entry(self, cell: StoreCell) -> EntryT:
         return cast(EntryT, self.memory.tiers[0].get(cell))

@@ -5,7 +5,7 @@ atomic by itself), so a crash leaves a file or none; what is damaged all the sam
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from hypic.cache.tiers.image import Codec, Image, header_bytes, make_image, read_header, read_image
-from hypic.cache.tiers.tier import Named, Payload, Record, TierError
+from hypic.cache.tiers.tier import Fault, Named, Payload, Record, TierError
 
 _ENDING = ".hypic"
 _FIRST_READ_BYTES = 65_536
@@ -43,6 +43,7 @@ class FileTier:
         self._files: dict[Named, _File] = {}
         self._keys: set[bytes] = set()
         self._found: dict[bytes, _File] = {}
+        self._faults: list[Fault] = []
         self._used_bytes = 0
         self._prepared: tuple[Payload, Image] | None = None
         self._count = count()
@@ -93,10 +94,14 @@ class FileTier:
                 header = self._header(file)
                 if header["key"] != file.key or header["kind"] != file.kind:
                     raise TierError("foreign", "the name of the file is not its own")
-            except TierError:
+            except TierError as error:
                 self._remove(self._found.pop(file.key))
+                self._faults.append(Fault(file.key, file.kind, error.reason))
                 continue
             yield Record(file.key, file.kind, header["meta"])
+
+    def faults(self) -> Sequence[Fault]:
+        return self._faults
 
     def claim(self, record: Record, cell: Named) -> int:
         file = self._files[cell] = self._found.pop(record.key)

@@ -4,7 +4,7 @@ On a machine without an accelerator the first two are both RAM: the device tier 
 and the host tier what a model would have to copy first. Which cell lives where is decided in hypic.cache.memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -42,6 +42,15 @@ class Record:
     key: bytes
     kind: str
     meta: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A copy of an earlier process that could not be read. reason: as of a TierError."""
+
+    key: bytes
+    kind: str
+    reason: str
 
 
 class Named(Protocol):
@@ -83,6 +92,10 @@ class Lasting(Protocol):
 
     def found(self) -> Iterator[Record]:
         """Records of the copies that were there when the tier was opened and that nobody has claimed."""
+        ...
+
+    def faults(self) -> Sequence[Fault]:
+        """Copies that `found` has met and removed."""
         ...
 
     def claim(self, record: Record, cell: Named) -> int:
