@@ -134,7 +134,8 @@ class TokenOutput:
     token_id is None in an output that only closes the request. usage and plan stand in every output. error: what went
     wrong, where finish_reason is "error"; what was said before it stays right. logprobs: of the tokens whose text has
     become final. matched: the stop string or the token id that ended the text. ends_request: this is the last output of
-    all choices.
+    all choices. combine_seconds: from the beginning of the pass over the prompt until the first token was chosen, with
+    rounds of others in between; in the first output of each choice alone.
     """
 
     request_id: str
@@ -148,3 +149,4 @@ class TokenOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     matched: str | int | None = None
     ends_request: bool = False
+    combine_seconds: float = 0.0

@@ -34,8 +34,8 @@ class RequestRecord:
     began_at: Unix time of the dispatcher's first move.
     reserve_seconds: until the combine worker had planned it. dispatch_seconds: from there until the combine pass could
     start (makespan of the cold segments, transfers included). transfer_seconds: of all segments together.
-    combine_seconds: the one pass over the active tokens. ttft_seconds: from the dispatcher's first move to the first
-    token. total_seconds: to the last one. attempts: combine workers tried.
+    combine_seconds: the pass over the active tokens, from its first chunk to the first token. ttft_seconds: from the
+    dispatcher's first move to the first token. total_seconds: to the last one. attempts: combine workers tried.
     """
 
     request_id: str = ""

@@ -41,7 +41,7 @@ ANNOUNCE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
-_Message = tuple[TokenOutput | Exception | None, float]
+_Message = TokenOutput | Exception | None
 
 
 class CombineWorker:
@@ -81,8 +81,8 @@ class CombineWorker:
         loop, began = asyncio.get_running_loop(), time.perf_counter()
         inbox: asyncio.Queue[_Message] = asyncio.Queue()
 
-        def hand_on(message: TokenOutput | Exception, seconds: float) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, (message, seconds))
+        def hand_on(message: TokenOutput | Exception) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, message)
 
         if request.request_id in self._streams:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
@@ -97,7 +97,7 @@ class CombineWorker:
             yield Opened(tasks, time.perf_counter() - began)
             first, finished = True, False
             while not finished:
-                message, seconds = await inbox.get()
+                message = await inbox.get()
                 if isinstance(message, Exception):
                     raise message
                 if message is None:  # aborted
@@ -105,7 +105,7 @@ class CombineWorker:
                 if message.finish_reason == "error":
                     raise GenerationError(message.error)
                 finished = message.ends_request
-                yield _tokens(message, seconds if first else 0.0, first)
+                yield _tokens(message, first)
                 first = False
         finally:
             del self._streams[request.request_id]
@@ -151,7 +151,7 @@ class CombineWorker:
     def abort(self, request_id: str) -> None:
         """See `CombinePort.abort`. To be called in the loop that runs this worker."""
         if request_id in self._streams:
-            self._streams[request_id].put_nowait((None, 0.0))
+            self._streams[request_id].put_nowait(None)
 
     async def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now."""
@@ -239,7 +239,7 @@ class CombineWorker:
             raise ProtocolError(f"the entry that arrived for {key.hex()[:12]} is one of another segment")
 
 
-def _tokens(output: TokenOutput, step_seconds: float, first: bool) -> Tokens:
+def _tokens(output: TokenOutput, first: bool) -> Tokens:
     plan = output.plan if first else None
     return Tokens(
         output.token_id,
@@ -247,7 +247,7 @@ def _tokens(output: TokenOutput, step_seconds: float, first: bool) -> Tokens:
         output.usage,
         output.finish_reason,
         plan,
-        step_seconds,
+        output.combine_seconds if first else 0.0,
         output.choice,
         output.logprobs,
         output.matched,

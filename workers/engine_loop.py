@@ -1,7 +1,6 @@
 """The one thread that may touch an engine: it takes orders from anywhere, and steps while there is something to do."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -17,9 +16,9 @@ from hypic.request import GenerationRequest, TokenOutput
 
 ResultT = TypeVar("ResultT")
 
-Listener = Callable[[TokenOutput | Exception, float], None]
-"""Told each output of its request, or why there will be none, and the seconds of the step it came from. Runs in the
-engine's thread: it must only hand the message on."""
+Listener = Callable[[TokenOutput | Exception], None]
+"""Told each output of its request, or why there will be none. Runs in the engine's thread: it must only hand the
+message on."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class EngineLoop:
             self._ended = "the engine of this worker has stopped"
             self._refuse_rest()
             for request_id in list(self._listeners):
-                self._tell(engine, request_id, UnavailableError(self._ended), 0.0)
+                self._tell(engine, request_id, UnavailableError(self._ended))
 
     def _obey(self, engine: Engine) -> bool:
         """Carry out every order at hand, sleeping for one if there is nothing else to do. False at the end."""
@@ -136,32 +135,30 @@ class EngineLoop:
                 order.refuse(self._ended)
 
     def _step(self, engine: Engine) -> None:
-        began = time.perf_counter()
         try:
             outputs = engine.step()
         except Exception as error:  # no request may go on from a state that nobody vouches for
             self.last_error = f"{type(error).__name__}: {error}"
             self._fail_all(engine, error)
             return
-        seconds = time.perf_counter() - began
         for output in outputs:
-            self._tell(engine, output.request_id, output, seconds)
+            self._tell(engine, output.request_id, output)
             if output.ends_request:
                 self._listeners.pop(output.request_id, None)
 
     def _fail_all(self, engine: Engine, error: Exception) -> None:
         for request_id in list(self._listeners):
             engine.abort(request_id)
-            self._tell(engine, request_id, error, 0.0)
+            self._tell(engine, request_id, error)
             self._listeners.pop(request_id, None)
 
-    def _tell(self, engine: Engine, request_id: str, message: TokenOutput | Exception, seconds: float) -> None:
+    def _tell(self, engine: Engine, request_id: str, message: TokenOutput | Exception) -> None:
         """Pass a message on. A request whose listener cannot hear any more is dropped; the others go on."""
         listener = self._listeners.get(request_id)
         if listener is None:
             return
         try:
-            listener(message, seconds)
+            listener(message)
         except RuntimeError:  # its event loop is closed
             engine.abort(request_id)
             self._listeners.pop(request_id, None)

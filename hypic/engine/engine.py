@@ -6,6 +6,7 @@ long, yields the first token, and the request decodes in a continuous batch with
 all that.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -337,7 +338,8 @@ class Engine:
         outputs = self._advance([(generation, choice, logits) for choice in generation.choices])
         if all(output.finish_reason != "error" for output in outputs):
             self._unpublished.append((reservation, prefill.sequence))
-        return outputs
+        seconds = time.perf_counter() - prefill.began
+        return [replace(output, combine_seconds=seconds) for output in outputs]
 
     def _built(self, reservation: Reservation) -> TokenOutput:
         """The last word of a request that wants nothing but its segments built."""

@@ -4,6 +4,7 @@ A chunk is a sequence like any other: it goes on in the same private memory, whe
 convolution tails, keys and values. So the result is that of one pass over everything, up to rounding.
 """
 
+import time
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -55,7 +56,8 @@ def split(pieces: tuple[Piece, ...], max_tokens: int) -> list[Chunk]:
 
 
 class Prefill:
-    """One sequence's pass, which may be left off between its chunks. Its trace must want entering states alone."""
+    """One sequence's pass, which may be left off between its chunks. Its trace must want entering states alone.
+    began: by time.perf_counter."""
 
     def __init__(self, model: HybridModel, sequence: Sequence, max_tokens: int) -> None:
         assert not sequence.trace.want_kv, "an entry is built in one pass"
@@ -64,6 +66,7 @@ class Prefill:
         self._model = model
         self._chunks = split(sequence.pieces, max_tokens)
         self._at = 0
+        self.began = time.perf_counter()
 
     @property
     def left_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """The life of requests: builds happen once, leases come back, company changes nothing, and limits are told."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,21 @@ def test_company_changes_nothing(bench: Any) -> None:
         bench.engine.build_here(task.key for task in bench.engine.submit(request))
     outputs = run(bench.engine)
     assert [[o.token_id for o in outputs[r.request_id]] for r in requests] == alone
+
+
+def test_the_seconds_of_a_pass_are_those_of_all_its_chunks(make_bench: MakeBench) -> None:
+    bench = make_bench(max_prefill_tokens=50)
+    request = bench.request(bench.prompt([1, 2, 3]), "full")
+    bench.engine.submit(request)
+    ends: list[float] = []
+    outputs: list[TokenOutput] = []
+    while not outputs:
+        outputs = bench.engine.step()
+        ends.append(time.perf_counter())
+    assert len(ends) > 3
+    assert outputs[0].combine_seconds > ends[-2] - ends[0], "from before the first chunk ended to after the last began"
+    assert bench.engine.step()[0].combine_seconds == 0.0
+    bench.engine.abort(request.request_id)
 
 
 def test_eight_requests_build_a_cold_document_once(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

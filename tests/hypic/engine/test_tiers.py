@@ -145,7 +145,7 @@ def test_a_sleeping_loop_wakes_when_a_read_is_over(make_bench: MakeBench, tmp_pa
     expected = first.tokens(first.request(first.prompt([1, 2])))
     loop, said, over = EngineLoop(replace(first.engine.config, **settings)), [], threading.Event()
 
-    def listen(message: Any, seconds: float) -> None:
+    def listen(message: Any) -> None:
         said.append(message.token_id)
         if message.ends_request:
             over.set()
