@@ -207,8 +207,7 @@ def _table(results: dict[str, Any]) -> Table:
         (
             run["mix"],
             run["policy"].replace("_", " "),
-            "simulated" if run["simulated"] else "real",
-            str(run["workers"]),
+            f"{run['workers']}" + (" simulated" if run["simulated"] else ""),
             f"{run['ttft_ms']:.0f}",
             f"{run['dispatch_ms']:.0f}",
             f"{run['transfer_ms']:.0f}",
@@ -223,5 +222,5 @@ def _table(results: dict[str, Any]) -> Table:
     note = f"Combine pass of the TTFT on one worker: {shares}. The speed-up is that of the dispatch over one worker."
     if apart:
         note += f" Simulated over real dispatch: {apart}."
-    columns = ("mix", "policy", "run", "workers", "TTFT ms", "dispatch", "transfer", "combine", "bound", "speed-up")
+    columns = ("mix", "policy", "workers", "TTFT ms", "dispatch", "transfer", "combine", "bound", "speed-up")
     return Table("Cold prompts on several workers", columns, rows, note, text_columns=3)
