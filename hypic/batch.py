@@ -13,10 +13,9 @@ from typing import Protocol, overload
 import torch
 from torch import Tensor
 
-from hypic.kernels.attention.naive import Span, attention
-from hypic.kernels.causal_conv.naive import causal_conv, causal_conv_step
+from hypic.kernels.attention.naive import Span
 from hypic.kernels.chunk_scan.naive import Pair
-from hypic.kernels.rope.naive import rotate
+from hypic.kernels.registry import ATTENTION, CAUSAL_CONV, CAUSAL_CONV_STEP, ROTATE
 from hypic.kernels.runs import Runs
 from hypic.linear.family import LinearFamily, LinearInputs
 from hypic.sequence import Active, Reused, Sequence, SequenceCache
@@ -119,7 +118,7 @@ class PrefillBatch:
         lead = weight.shape[-1] - 1
         tails = torch.stack([self._tail_before(self._flat[span], layer) for span in self._spans])
         offsets = (*(self.runs.token_offsets[span] for span in self._spans), self.runs.num_tokens)
-        output, extended = causal_conv(x, weight, bias, offsets, tails)
+        output, extended = CAUSAL_CONV.on(x.device)(x, weight, bias, offsets, tails)
         for number, at in self._tail_rows(self._entering, lead):
             run = self._flat[number]
             trace = self.sequences[run.sequence].trace
@@ -154,9 +153,10 @@ class PrefillBatch:
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float, reach: Reach = EVERYTHING
     ) -> Tensor:
+        rotate = ROTATE.on(q.device)
         rotated = k if rotary is None else rotate(k, *rotary)
         q = q if rotary is None else rotate(q, *rotary)
-        outputs = []
+        keys, values, spans = [], [], []
         for number, sequence in enumerate(self.sequences):
             start, end = self.runs.tokens_of(number)
             cache = sequence.cache
@@ -170,10 +170,10 @@ class PrefillBatch:
                 sequence.trace.keys.append(k[start:end])
                 sequence.trace.values.append(v[start:end])
             filled = cache.tokens + sequence.total_tokens
-            spans = _query_spans(self._runs[number])
-            keys, values = cache.keys[layer, :filled], cache.values[layer, :filled]
-            outputs.append(attention(q[start:end], keys, values, spans, scale, reach.window, reach.sinks))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            keys.append(cache.keys[layer, :filled])
+            values.append(cache.values[layer, :filled])
+            spans.append(_query_spans(self._runs[number]))
+        return ATTENTION.on(q.device)(q, keys, values, spans, scale, reach.window, reach.sinks)
 
     def finish(self) -> None:
         """Account for the tokens read; call once, after the last layer."""
@@ -209,7 +209,7 @@ class DecodeBatch:
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tails = torch.stack([cache.conv_tails[layer] for cache in self.caches])
-        output, self._tails[layer] = causal_conv_step(x, weight, bias, tails)
+        output, self._tails[layer] = CAUSAL_CONV_STEP.on(x.device)(x, weight, bias, tails)
         return output
 
     def recur(self, layer: int, family: LinearFamily, inputs: LinearInputs) -> Tensor:
@@ -221,15 +221,14 @@ class DecodeBatch:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary, scale: float, reach: Reach = EVERYTHING
     ) -> Tensor:
         if rotary is not None:
+            rotate = ROTATE.on(q.device)
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        outputs = []
         for row, cache in enumerate(self.caches):
-            at = cache.tokens
-            cache.keys[layer, at], cache.values[layer, at] = k[row], v[row]
-            span = ((at, 1),)
-            keys, values = cache.keys[layer, : at + 1], cache.values[layer, : at + 1]
-            outputs.append(attention(q[row : row + 1], keys, values, span, scale, reach.window, reach.sinks))
-        return torch.cat(outputs)
+            cache.keys[layer, cache.tokens], cache.values[layer, cache.tokens] = k[row], v[row]
+        keys = [cache.keys[layer, : cache.tokens + 1] for cache in self.caches]
+        values = [cache.values[layer, : cache.tokens + 1] for cache in self.caches]
+        spans = [((cache.tokens, 1),) for cache in self.caches]
+        return ATTENTION.on(q.device)(q, keys, values, spans, scale, reach.window, reach.sinks)
 
     def finish(self) -> None:
         """Account for the tokens read; call once, after the last layer."""

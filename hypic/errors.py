@@ -40,6 +40,12 @@ class UnsupportedModelError(HypicError):
     code = "unsupported_model"
 
 
+class WrongKernelError(HypicError):
+    """A kernel gives other results than its reference on this device, so nothing is served with it."""
+
+    code = "wrong_kernel"
+
+
 class GenerationError(HypicError):
     """A request failed on the way; what it yielded before stays right, and no other request is concerned."""
 

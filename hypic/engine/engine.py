@@ -28,6 +28,7 @@ from hypic.engine.decoding import decode
 from hypic.engine.drift import DriftProbe, DriftReport
 from hypic.engine.generation import Choice, Generation
 from hypic.engine.inventory import Inventory
+from hypic.engine.kernel_check import refuse_wrong_kernels
 from hypic.engine.prefill import Prefill
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
 from hypic.errors import GenerationError, InvalidRequestError
@@ -57,12 +58,14 @@ class Engine:
     """Runs requests on one model."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ModelNotFoundError, UnsupportedModelError or CheckpointError where the model cannot be loaded."""
+        """Raises ModelNotFoundError, UnsupportedModelError or CheckpointError where the model cannot be loaded, and
+        WrongKernelError where kernels of its device are not to be trusted."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.config = config
         dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
         self.model = load_model(config.model, dtype, config.device)
+        refuse_wrong_kernels(self.model.cache_spec())
         self.tokenizer = PromptTokenizer.load(config.model)
         form = self.model.family.form if self.model.family else None
         self.formats = OperatorFormats.for_form(form, config.transition_tolerance, config.state_format)

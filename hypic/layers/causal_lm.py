@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hypic.batch import Batch
 from hypic.errors import UnsupportedModelError
-from hypic.kernels.rope.naive import rotate
+from hypic.kernels.registry import ROTATE
 from hypic.layers.decoder import Decoder
 from hypic.layers.mixer import AttentionMemory, Layer, LinearMemory, kind_of
 from hypic.layers.rotary import RotaryPositions
@@ -113,7 +113,7 @@ class CausalLM(nn.Module):
         if self.positions.full is None or self._full is None:
             out.copy_(keys)
         else:
-            rotate(keys, *self.positions.full(positions), out=out)
+            ROTATE.on(keys.device)(keys, *self.positions.full(positions), out=out)
 
     def move_states(self, states: Tensor, offset_tokens: int) -> Tensor:
         if self.positions.linear is None or not offset_tokens:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from hypic.batch import Batch, Rotary
-from hypic.kernels.rope.naive import rotate
+from hypic.kernels.registry import ROTATE
 from hypic.layers.causal_lm import CausalLM, Names, Positions
 from hypic.layers.decoder import DecoderLayer
 from hypic.layers.mixer import AttentionMemory, LinearMemory, numbered
@@ -141,7 +141,7 @@ class LightningAttention(FusedHeads):
     def forward(self, x: Tensor, batch: Batch, rotary: Rotary) -> Tensor:
         assert rotary is not None, "the linear layers of this model have positions"
         q, k, v = self.project(x)
-        q, k = (rotate(part.float(), *rotary) for part in (q, k))
+        q, k = (ROTATE.on(x.device)(part.float(), *rotary) for part in (q, k))
         decay = torch.tensor(self.log_decay, device=x.device)
         output = batch.recur(self.layer, FAMILY, LinearInputs(q * self.head_dim**-0.5, k, v, decay))
         gated = self.g_norm(output.flatten(1)) * torch.sigmoid(self.g_proj(x).float())

@@ -1,6 +1,6 @@
 """Causal attention whose queries may stand at any positions of a text: seams, suffixes, or all of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,10 +26,7 @@ def attention(
     gives no value (arXiv 2309.17453). Returns `[T, H, V]` in the dtype of q. Raises ValueError where rows and spans
     disagree or a query stands past the last key.
     """
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{k.shape[1]} key heads do not divide {q.shape[1]} query heads")
-    if sum(count for _, count in spans) != q.shape[0] or any(at + n > k.shape[0] for at, n in spans):
-        raise ValueError(f"spans {spans} do not fit {q.shape[0]} queries over {k.shape[0]} keys")
+    check_spans(q, [k], [v], [spans])
     output = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
     row = 0
     for position, count in spans if window is None else _blocks(spans, window):
@@ -45,6 +42,43 @@ def attention(
         output[rows] = attended
         row += count
     return output
+
+
+def attention_batch(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    spans: Sequence[tuple[Span, ...]],
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`attention` of N texts: q `[T, H, K]` holds the queries of one after the other, keys, values and spans those of
+    each. Texts without queries are allowed. Raises ValueError as `attention` does."""
+    check_spans(q, keys, values, spans)
+    outputs, row = [], 0
+    for k, v, text in zip(keys, values, spans, strict=True):
+        count = sum(n for _, n in text)
+        outputs.append(attention(q[row : row + count], k, v, text, scale, window, sinks))
+        row += count
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def check_spans(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], spans: Sequence[tuple[Span, ...]]) -> None:
+    """Raise ValueError unless the spans of N texts hold the T queries, each at or before the last key of its text, and
+    heads fit."""
+    if not len(keys) == len(values) == len(spans) > 0:
+        raise ValueError(f"{len(spans)} texts have spans, {len(keys)} keys and {len(values)} values; each needs all")
+    counted = sum(count for text in spans for _, count in text)
+    for k, v, text in zip(keys, values, spans, strict=True):
+        if q.shape[1] % k.shape[1]:
+            raise ValueError(f"{k.shape[1]} key heads do not divide {q.shape[1]} query heads")
+        if k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
+            raise ValueError(
+                f"keys must be [S, HK, {q.shape[2]}] and values [S, HK, V]; found {tuple(k.shape)}, {tuple(v.shape)}"
+            )
+        if counted != q.shape[0] or any(at + n > k.shape[0] for at, n in text):
+            raise ValueError(f"spans {text} do not fit {q.shape[0]} queries over {k.shape[0]} keys")
 
 
 def _blocks(spans: tuple[Span, ...], window: int) -> Iterator[Span]:

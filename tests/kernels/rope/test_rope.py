@@ -46,5 +46,5 @@ def test_turning_in_two_steps_equals_turning_once() -> None:
 
 
 def test_refuses_more_dimensions_than_there_are() -> None:
-    with pytest.raises(ValueError, match="cos must be"):
+    with pytest.raises(ValueError, match="cos and sin must be"):
         rotate(torch.zeros(3, 1, 8), torch.zeros(3, 8), torch.zeros(3, 8))
