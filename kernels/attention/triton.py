@@ -130,14 +130,14 @@ def _launch(work: _Work, scale: float, window: int | None, sinks: Tensor | None,
     parts = q.new_empty(splits, tokens, heads, value_dim, dtype=torch.float32) if splits > 1 else output
     weights = q.new_empty(splits, tokens, heads, 2, dtype=torch.float32) if splits > 1 else output
     first = max(16, triton.next_power_of_2(key_dim + 1) // 2)  # 192 is 128 and 64: less is wasted than on 256
-    narrow = _narrow(k, v)
+    narrow, sink = _narrow(k, v), q if sinks is None else sinks
     _attend[(len(work.tiles.rows), k.shape[1], splits)](
         q,
         k,
         v,
         work.places,
         work.tiles.rows,
-        q if sinks is None else sinks,
+        sink,
         parts,
         weights,
         tokens,
@@ -164,110 +164,40 @@ def _launch(work: _Work, scale: float, window: int | None, sinks: Tensor | None,
         num_stages=2 if narrow else 1,
     )
     if splits > 1:
-        _join[(tokens, heads)](
-            parts,
-            weights,
-            q if sinks is None else sinks,
-            output,
-            tokens,
-            heads,
-            value_dim,
-            splits,
-            SINKS=sinks is not None,
-            VALUES=triton.next_power_of_2(value_dim),
-        )
+        shape = (tokens, heads, value_dim, splits)
+        values = triton.next_power_of_2(value_dim)
+        _join[(tokens, heads)](parts, weights, sink, output, *shape, SINKS=sinks is not None, VALUES=values)
 
 
+# fmt: off
 @triton.jit
 def _attend(
-    q,
-    k,
-    v,
-    places,
-    tiles,
-    sinks,
-    parts,
-    weights,
-    tokens,
-    heads,
-    group_heads,
-    key_dim,
-    value_dim,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    scale,
-    window,
-    splits,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    GROUP: tl.constexpr,
-    KEYS: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    VALUES: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    q, k, v, places, tiles, sinks, parts, weights, tokens, heads, group_heads, key_dim, value_dim,
+    k_token, k_head, v_token, v_head, scale, window, splits,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    KEYS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, VALUES: tl.constexpr, PRODUCT: tl.constexpr,
 ):
+    # fmt: on
     tile = tiles + 4 * tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
     text, packed, count, position = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     keys = tl.load(places + 2 * text).to(k.dtype) + kv_head * k_head
     values = tl.load(places + 2 * text + 1).to(v.dtype) + kv_head * v_head
-
-    row = tl.arange(0, ROWS)
-    token, member = row // GROUP, row % GROUP
+    token, member = tl.arange(0, ROWS) // GROUP, tl.arange(0, ROWS) % GROUP
     valid = (token < count) & (member < group_heads)
     place = (packed + token) * heads + kv_head * group_heads + member  # of the row in q and output
-    at = position + token
-    channel = tl.arange(0, FIRST)
-    own = q + place[:, None] * key_dim
-    query = tl.load(own + channel[None, :], mask=valid[:, None] & (channel < key_dim)[None, :], other=0.0)
-    if SECOND:
-        rest = FIRST + tl.arange(0, SECOND)
-        query_rest = tl.load(own + rest[None, :], mask=valid[:, None] & (rest < key_dim)[None, :], other=0.0).to(
-            PRODUCT
-        )
-    out_channel = tl.arange(0, VALUES)
 
-    begin = position * 0
-    end = position + count
+    begin, end = position * 0, position + count
     if WINDOW:
         begin = tl.maximum(begin, position - window + 1)
     if SPLIT:
         share = tl.cdiv(tl.cdiv(end - begin, KEYS), splits) * KEYS
         begin += tl.program_id(2) * share
         end = tl.minimum(end, begin + share)
-    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    read = tl.zeros([ROWS, VALUES], dtype=tl.float32)
-    for start in range(begin, end, KEYS):
-        key = start + tl.arange(0, KEYS).to(tl.int64)
-        there = key < end
-        source = keys + key[None, :] * k_token
-        block = tl.load(source + channel[:, None], mask=there[None, :] & (channel < key_dim)[:, None], other=0.0)
-        scores = tl.dot(query.to(PRODUCT), block.to(PRODUCT), input_precision="tf32x3")
-        if SECOND:
-            block = tl.load(source + rest[:, None], mask=there[None, :] & (rest < key_dim)[:, None], other=0.0)
-            scores = tl.dot(query_rest.to(PRODUCT), block.to(PRODUCT), scores, input_precision="tf32x3")
-        seen = there[None, :] & (key[None, :] <= at[:, None])
-        if WINDOW:
-            seen = seen & (key[None, :] > at[:, None] - window)
-        scores = tl.where(seen, scores * scale, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-        share_of = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(top - finite)
-        total = total * shrink + tl.sum(share_of, 1)
-        block = tl.load(
-            values + key[:, None] * v_token + out_channel[None, :],
-            mask=there[:, None] & (out_channel < value_dim)[None, :],
-            other=0.0,
-        )
-        read = tl.dot(share_of.to(PRODUCT), block.to(PRODUCT), read * shrink[:, None], input_precision="tf32x3")
-        top = higher
+    top, total, read = _read(
+        q + place * key_dim, valid, position + token, keys, values, begin, end, key_dim, value_dim, k_token, v_token,
+        scale, window, WINDOW, ROWS, KEYS, FIRST, SECOND, VALUES, PRODUCT,
+    )  # fmt: skip
 
     if SPLIT:
         place += tl.program_id(2).to(tl.int64) * tokens * heads
@@ -275,16 +205,61 @@ def _attend(
         tl.store(weights + 2 * place + 1, total, mask=valid)
     else:
         if SINKS:
-            sink = (
-                tl.load(sinks + kv_head * group_heads + member, mask=valid, other=0.0).to(tl.float32)
-                * 1.4426950408889634
-            )
+            sink = tl.load(sinks + kv_head * group_heads + member, mask=valid, other=0.0).to(tl.float32) * LOG2E
             higher = tl.maximum(top, sink)
             total = total * tl.exp2(top - higher) + tl.exp2(sink - higher)
             read = read * tl.exp2(top - higher)[:, None]
         read = read / tl.where(total > 0, total, 1.0)[:, None]  # rows that are none have seen nothing
-    inside = valid[:, None] & (out_channel < value_dim)[None, :]
-    tl.store(parts + place[:, None] * value_dim + out_channel[None, :], read, mask=inside)
+    channel = tl.arange(0, VALUES)
+    inside = valid[:, None] & (channel < value_dim)[None, :]
+    tl.store(parts + place[:, None] * value_dim + channel[None, :], read, mask=inside)
+
+
+# fmt: off
+@triton.jit
+def _read(
+    own, valid, at, keys, values, begin, end, key_dim, value_dim, k_token, v_token, scale, window,
+    WINDOW: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    VALUES: tl.constexpr, PRODUCT: tl.constexpr,
+):
+    """Online softmax of rows at positions `at` over keys begin to end - 1: the highest score, and relative to it the
+    sums of exponentials and of values."""
+    # fmt: on
+    channel, rest = tl.arange(0, FIRST), FIRST + tl.arange(0, SECOND if SECOND else 1)
+    query = _load(own, valid, channel, key_dim).to(PRODUCT)
+    query_rest = query
+    if SECOND:
+        query_rest = _load(own, valid, rest, key_dim).to(PRODUCT)
+    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    read = tl.zeros([ROWS, VALUES], dtype=tl.float32)
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS).to(tl.int64)
+        there = key < end
+        block = _load(keys + key * k_token, there, channel, key_dim).to(PRODUCT)
+        scores = tl.dot(query, tl.trans(block), input_precision="tf32x3")
+        if SECOND:
+            block_rest = _load(keys + key * k_token, there, rest, key_dim).to(PRODUCT)
+            scores = tl.dot(query_rest, tl.trans(block_rest), scores, input_precision="tf32x3")
+        seen = there[None, :] & (key[None, :] <= at[:, None])
+        if WINDOW:
+            seen = seen & (key[None, :] > at[:, None] - window)
+        scores = tl.where(seen, scores * scale, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        shares = tl.exp2(scores - finite[:, None])
+        shrink = tl.exp2(top - finite)
+        total = total * shrink + tl.sum(shares, 1)
+        value = _load(values + key * v_token, there, tl.arange(0, VALUES), value_dim).to(PRODUCT)
+        read = tl.dot(shares.to(PRODUCT), value, read * shrink[:, None], input_precision="tf32x3")
+        top = higher
+    return top, total, read
+
+
+@triton.jit
+def _load(rows, there, channel, width):
+    """Channels of rows by their addresses, zero where there is no row or no channel: `[rows, channels]`."""
+    return tl.load(rows[:, None] + channel[None, :], mask=there[:, None] & (channel < width)[None, :], other=0.0)
 
 
 @triton.jit
