@@ -1,6 +1,7 @@
 """Commands of `hypic bench` that look at one mechanism: transition operators, composition, kernels."""
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,13 @@ Model = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds, each arm once in each.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads of torch; 0 leaves its default.")]
+
+
+class DType(StrEnum):
+    """What kernels are timed in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 @with_config
@@ -54,3 +62,23 @@ def compose(
 
     config = replace(engine, threads=threads)
     emit(run_compose(config, model, documents, more, document_tokens, rounds, seed), as_json=json, out=out)
+
+
+def kernels(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[DType, typer.Option(help="Of the inputs.")] = DType.float32,
+    rounds: Rounds = 9,
+    threads: Threads = 1,
+    json: Json = False,
+    out: Out = None,
+) -> None:
+    """Each kernel against its reference, and the share of the device's bandwidth and arithmetic that it reaches. On a
+    CPU the references alone."""
+    import torch
+
+    from hypic.eval.kernel_bench import run_kernels
+    from hypic.eval.report import emit
+
+    if threads:
+        torch.set_num_threads(threads)
+    emit(run_kernels(device, dtype.value, rounds), as_json=json, out=out)

@@ -14,7 +14,7 @@ import typer
 from hypic.arms import ARMS, arm_named
 from hypic.config import BUNDLED_MODEL, ClusterConfig, EngineConfig, ServerConfig
 from hypic.errors import HypicError, InvalidRequestError
-from hypic.eval.bench_cli import compose, transition
+from hypic.eval.bench_cli import compose, kernels, transition
 from hypic.eval.chaos_config import ChaosConfig
 from hypic.eval.options import Json, Out, Seed, with_config
 from hypic.eval.scatter_config import ScatterConfig
@@ -32,7 +32,7 @@ evaluations = typer.Typer(help="Is it right, and is it safe for a model?", no_ar
 benchmarks = typer.Typer(help="What does it buy?", no_args_is_help=True)
 app.add_typer(evaluations, name="eval")
 app.add_typer(benchmarks, name="bench")
-for command in (transition, compose):
+for command in (transition, compose, kernels):
     benchmarks.command()(command)
 
 ALL_ARMS = ",".join(ARMS)

@@ -15,8 +15,10 @@ from hypic.kernels import samples
 from hypic.kernels.attention.naive import attention_batch
 from hypic.kernels.causal_conv.naive import causal_conv, causal_conv_step
 from hypic.kernels.dispatch import choose
+from hypic.kernels.gated_delta.naive import gated_delta, gated_delta_step
 from hypic.kernels.rope.naive import rotate
 from hypic.kernels.samples import Sample, Size
+from hypic.kernels.scalar_decay.naive import scalar_decay, scalar_decay_step
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,4 +69,15 @@ ATTENTION = Kernel(
     },
 )
 
-KERNELS: tuple[Kernel[Any], ...] = (ROTATE, CAUSAL_CONV, CAUSAL_CONV_STEP, ATTENTION)
+_LINEAR = tuple(
+    Kernel(naive.__name__, naive, _from(f"{folder}.triton", naive.__name__), {case: sample})
+    for folder, naive, case, sample in (
+        ("gated_delta", gated_delta, "build", samples.gated_delta),
+        ("gated_delta", gated_delta_step, "decode", samples.gated_delta_step),
+        ("scalar_decay", scalar_decay, "build", samples.scalar_decay),
+        ("scalar_decay", scalar_decay_step, "decode", samples.scalar_decay_step),
+    )
+)
+"""Their folders choose the form themselves."""
+
+KERNELS: tuple[Kernel[Any], ...] = (ROTATE, CAUSAL_CONV, CAUSAL_CONV_STEP, ATTENTION, *_LINEAR)

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hypic.kernels.runs import Runs
+
 Size = Literal["check", "cpu", "gpu"]
 
 
@@ -84,6 +86,71 @@ def window_and_sinks(size: Size, dtype: torch.dtype) -> Sample:
     sample = _attention(size, dtype, [((0, tokens),)], [tokens], window)
     heads = sample.arguments["q"].shape[1]
     return Sample(sample.arguments | {"sinks": _Draw(torch.float32)(heads)}, sample.moved_bytes, sample.flops)
+
+
+def gated_delta(size: Size, dtype: torch.dtype) -> Sample:
+    """A build of a document, [seam][remainder], whose transition and entering state are wanted."""
+    sample, heads, key_dim, value_dim = _scan(size, dtype)
+    write = torch.rand(sample.arguments["g"].shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    pass_flops = 6 * key_dim * (value_dim + key_dim)  # reading, erasing and writing, of S and of T
+    flops = len(write) * heads * pass_flops
+    return Sample(sample.arguments | {"beta": write}, sample.moved_bytes + 4 * heads * key_dim * key_dim, flops)
+
+
+def scalar_decay(size: Size, dtype: torch.dtype) -> Sample:
+    """As `gated_delta`, of a family that never erases."""
+    return _scan(size, dtype)[0]
+
+
+def gated_delta_step(size: Size, dtype: torch.dtype) -> Sample:
+    """One token for each state, delta rule."""
+    sample = _step(size, dtype)
+    write = torch.rand(sample.arguments["g"].shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return Sample(sample.arguments | {"beta": write}, sample.moved_bytes, sample.flops * 3 // 2)
+
+
+def scalar_decay_step(size: Size, dtype: torch.dtype) -> Sample:
+    """One token for each state, without erasing."""
+    return _step(size, dtype)
+
+
+def _scan(size: Size, dtype: torch.dtype) -> tuple[Sample, int, int, int]:
+    """Arguments of a scan without those of its family; value heads, K and V."""
+    lengths, key_heads, heads, key_dim, value_dim = {
+        "check": ([[3, 33]], 1, 2, 24, 16),
+        "cpu": ([[8, 1016]], 4, 4, 64, 64),
+        "gpu": ([[8, 1016]] * 8, 16, 32, 128, 128),
+    }[size]
+    draw, runs = _Draw(dtype), Runs.from_lengths(lengths)
+    arguments = _tokens(draw, runs.num_tokens, key_heads, heads, key_dim, value_dim)
+    states = torch.randn(runs.num_sequences, heads, key_dim, value_dim, generator=draw.generator)
+    wanted = tuple(range(1, runs.num_runs, 2))
+    moved = sum(tensor.nbytes for tensor in arguments.values()) + arguments["v"].numel() * 4 + 2 * states.nbytes
+    flops = 4 * runs.num_tokens * heads * key_dim * value_dim
+    options = {"runs": runs, "initial_states": states, "want_entering": wanted, "want_transition": wanted}
+    return Sample(arguments | options, moved, flops), heads, key_dim, value_dim
+
+
+def _step(size: Size, dtype: torch.dtype) -> Sample:
+    rows, key_heads, heads, key_dim, value_dim = {
+        "check": (3, 1, 2, 24, 16),
+        "cpu": (16, 4, 4, 64, 64),
+        "gpu": (64, 16, 32, 128, 128),
+    }[size]
+    draw = _Draw(dtype)
+    arguments = _tokens(draw, rows, key_heads, heads, key_dim, value_dim)
+    states = torch.randn(rows, heads, key_dim, value_dim, generator=draw.generator)
+    moved = sum(tensor.nbytes for tensor in arguments.values()) + 2 * states.nbytes
+    return Sample(arguments | {"states": states}, moved, 4 * states.numel())
+
+
+def _tokens(draw: "_Draw", tokens: int, key_heads: int, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
+    """Unit keys, scaled queries, values, and log decays of heads that forget at different paces."""
+    q, k = (torch.nn.functional.normalize(draw(tokens, key_heads, key_dim).float(), dim=-1) for _ in range(2))
+    pace = torch.logspace(-3, -1, heads)
+    g = -pace * torch.rand(tokens, heads, generator=draw.generator)
+    v = draw(tokens, heads, value_dim)
+    return {"q": (q * key_dim**-0.5).to(draw.dtype), "k": k.to(draw.dtype), "v": v, "g": g}
 
 
 class _Draw:
