@@ -31,6 +31,9 @@ from hypic.workers.spawn import WorkerNames, connect
 
 APPLICATION = "hypic"
 
+HEAD = "node:__internal_head__"
+"""What Ray's head node has alone. The router stays there, beside Serve's proxy: no other node's end takes it along."""
+
 SPARE_REQUESTS = 64
 """So many more than the server takes reach it, to be refused, or to ask for its health; Serve has the rest wait."""
 
@@ -151,7 +154,7 @@ def _application(
         name="router",
         num_replicas=1,
         max_ongoing_requests=server.max_requests + SPARE_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=2.0,
         logging_config={"enable_access_log": False, "log_level": "ERROR"},

@@ -5,6 +5,7 @@ process dies is started again by Ray, with empty caches.
 """
 
 import logging
+import math
 import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,7 +23,17 @@ from hypic.errors import HypicError, UnavailableError
 from hypic.plan import Plan
 from hypic.request import GenerationRequest
 from hypic.workers.combine import CombineWorker
-from hypic.workers.ports import Changes, Delivery, Holdings, Opened, Tokens, WorkerInfo, WorkerLostError, WorkerStats
+from hypic.workers.ports import (
+    Changes,
+    Delivery,
+    Holdings,
+    Opened,
+    Role,
+    Tokens,
+    WorkerInfo,
+    WorkerLostError,
+    WorkerStats,
+)
 from hypic.workers.scatter import ScatterWorker
 
 OBJECT_STORE_BYTES = 512 * 1024**2
@@ -173,17 +184,22 @@ def spawn(engine: EngineConfig, cluster: ClusterConfig) -> Workers:
     )
     classes: dict[str, type] = dict.fromkeys(names.combine, CombineWorker)
     classes |= dict.fromkeys(names.scatter, ScatterWorker)
+    gpus = 0.0
+    if engine.device.startswith("cuda"):
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        gpus = gpu_share(len(classes), int(resources.get("GPU", 0)))
     actors: dict[str, Any] = {
         name: ray.remote(worker)
         .options(
             name=name,
             namespace=names.namespace,
             num_cpus=1,
-            num_gpus=1 if engine.device.startswith("cuda") else 0,
+            num_gpus=gpus,
+            scheduling_strategy="SPREAD",
             max_restarts=-1,
             max_task_retries=0,
         )
-        .remote(name, engine)
+        .remote(name, own_memory(engine, name, "combine" if worker is CombineWorker else "scatter"))
         for name, worker in classes.items()
     }
     return Workers(names, actors)
@@ -225,6 +241,19 @@ def stop(workers: Workers) -> None:
     """End the workers."""
     for actor in workers.actors.values():
         ray.kill(actor)
+
+
+def own_memory(engine: EngineConfig, name: str, role: Role) -> EngineConfig:
+    """The settings of one worker. A directory has one owner: each combine worker has its own below `cache_url`, and
+    what only builds keeps nothing."""
+    if role == "scatter":
+        return replace(engine, cache_url="", host_cache_bytes=0)
+    return replace(engine, cache_url=f"{engine.cache_url.rstrip('/')}/{name}" if engine.cache_url else "")
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """GPUs of each worker: one, or a part where there are fewer than workers. Without any, one, which nobody gets."""
+    return 1.0 if gpus in (0, workers) or gpus > workers else 1.0 / math.ceil(workers / gpus)
 
 
 def _threads(cluster: ClusterConfig) -> int:
