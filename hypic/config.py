@@ -20,6 +20,7 @@ class EngineConfig:
     takes the smallest format within it, 0 keeps float32. state_format: of the states of cached segments, fp32, bf16 or
     int8.
     min_segment_tokens: shorter documents are simply computed. max_running: requests decoded together.
+    max_waiting: requests that wait for their first token; one more is refused, since its answer would come too late.
     max_build_tokens: cold segments are prefilled in packed batches of about this size. max_prefill_tokens: of a prompt
     computed between two tokens of those who decode; a longer pass goes on in the next step. 2048 are enough to keep an
     accelerator busy with one reading of the weights, and few enough that nobody sees a text stop. threads: of torch, 0
@@ -39,6 +40,7 @@ class EngineConfig:
     state_format: str = "int8"
     min_segment_tokens: int = 24
     max_running: int = 16
+    max_waiting: int = 256
     max_build_tokens: int = 8192
     max_prefill_tokens: int = 2048
     threads: int = 0
@@ -57,7 +59,7 @@ class EngineConfig:
         for name in ("cache_bytes", "host_cache_bytes", "disk_cache_bytes", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, found {getattr(self, name)}")
-        for name in ("min_segment_tokens", "max_running", "max_build_tokens", "max_prefill_tokens"):
+        for name in ("min_segment_tokens", "max_running", "max_waiting", "max_build_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
 

@@ -68,3 +68,14 @@ class UnavailableError(HypicError):
     def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class OverloadedError(HypicError):
+    """More is waiting than a worker takes: the same request may succeed once some of it is done."""
+
+    status = 429
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds

@@ -1,10 +1,11 @@
 """Requests as the engine takes them, and what it gives back token by token."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hypic.arms import Arm
-from hypic.errors import InvalidRequestError
+from hypic.errors import DeadlineError, GenerationError, HypicError, InvalidRequestError
 from hypic.plan import Plan
 from hypic.segment import Segment
 
@@ -77,6 +78,7 @@ class GenerationRequest:
     conversation that is likely to go on, "" for none: what it would reuse is kept longest. choices: how many answers to
     draw from the one prompt. build_only: have the cold segments built and end there, with the plan and without a token.
     probe: measure later, in idle time, how far the first token's distribution is from that of a full recompute.
+    timeout_seconds: how long it may take from when the engine has it; whatever phase it is in then, it is dropped.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class GenerationRequest:
     choices: int = 1
     build_only: bool = False
     probe: bool = False
+    timeout_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.segments or len(self.segments[-1]) == 0:
@@ -132,7 +135,8 @@ class TokenOutput:
     """What one step yields for one choice of a request: text that became final, and at the end why it ended.
 
     token_id is None in an output that only closes the request. usage and plan stand in every output. error: what went
-    wrong, where finish_reason is "error"; what was said before it stays right. logprobs: of the tokens whose text has
+    wrong, where finish_reason is "error", error_code: the code of that fault; what was said before it stays right.
+    logprobs: of the tokens whose text has
     become final. matched: the stop string or the token id that ended the text. ends_request: this is the last output of
     all choices. combine_seconds: from the beginning of the pass over the prompt until the first token was chosen, with
     rounds of others in between; in the first output of each choice alone.
@@ -145,8 +149,23 @@ class TokenOutput:
     plan: Plan
     finish_reason: FinishReason | None = None
     error: str = ""
+    error_code: str = ""
     choice: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     matched: str | int | None = None
     ends_request: bool = False
     combine_seconds: float = 0.0
+
+    @classmethod
+    def failed(cls, request: GenerationRequest, usage: Usage, plan: Plan, error: Exception) -> "TokenOutput":
+        """The last output of a request that ends with an error."""
+        told, code = f"{type(error).__name__}: {error}", GenerationError.code
+        if isinstance(error, HypicError):
+            told, code = str(error), error.code
+        return cls(request.request_id, None, "", usage, plan, "error", told, code, ends_request=True)
+
+    @property
+    def fault(self) -> HypicError:
+        """What to raise for an output whose finish_reason is "error"."""
+        kind = DeadlineError if self.error_code == DeadlineError.code else GenerationError
+        return kind(self.error)

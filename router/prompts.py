@@ -1,5 +1,6 @@
 """Bodies of the generating routes to requests of the engine. What is not served is refused here, by name."""
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -109,6 +110,7 @@ def _request(
         salt,
         body.session_id or "",
         choices or 1,
+        timeout_seconds=body.timeout or math.inf,
     )
 
 

@@ -16,7 +16,7 @@ from hypic.engine.composer import BuildTask
 from hypic.engine.drift import DriftReport
 from hypic.engine.engine import Engine
 from hypic.engine.inventory import Deletion, StoredSegment
-from hypic.errors import GenerationError, InvalidRequestError
+from hypic.errors import InvalidRequestError
 from hypic.plan import Plan
 from hypic.protocol import ProtocolError, decode_entry
 from hypic.request import GenerationRequest, TokenOutput
@@ -103,7 +103,7 @@ class CombineWorker:
                 if message is None:  # aborted
                     return
                 if message.finish_reason == "error":
-                    raise GenerationError(message.error)
+                    raise message.fault
                 finished = message.ends_request
                 yield _tokens(message, first)
                 first = False

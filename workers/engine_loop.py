@@ -114,9 +114,10 @@ class EngineLoop:
                 self._tell(engine, request_id, UnavailableError(self._ended))
 
     def _obey(self, engine: Engine) -> bool:
-        """Carry out every order at hand, sleeping for one if there is nothing else to do. False at the end."""
+        """Carry out every order at hand, sleeping for one if there is nothing else to do before a request is out of
+        time. False at the end."""
         try:
-            order = self._inbox.get(block=not engine.ready)
+            order = self._inbox.get(block=not engine.ready, timeout=engine.seconds_left)
             while order is not None:
                 order.carry_out(engine)
                 order = self._inbox.get_nowait()

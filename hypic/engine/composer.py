@@ -75,6 +75,11 @@ class Reservation:
         return not (self.missing or self.arriving)
 
     @property
+    def ends_seconds(self) -> float:
+        """When the request's time is over, by the clock of arrived_seconds."""
+        return self.arrived_seconds + self.request.timeout_seconds
+
+    @property
     def plan(self) -> Plan:
         return Plan(self.request.arm.name, tuple(self.rows))
 

@@ -7,7 +7,7 @@ all that.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,7 @@ from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.cache.store import Store
 from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
-from hypic.engine.admission import check_request
+from hypic.engine.admission import check_request, check_room, overdue, seconds_left
 from hypic.engine.arrivals import Arrivals
 from hypic.engine.builder import build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
@@ -31,7 +31,7 @@ from hypic.engine.inventory import Inventory
 from hypic.engine.kernel_check import refuse_wrong_kernels
 from hypic.engine.prefill import Prefill
 from hypic.engine.scheduler import CachedShareFirst, Candidate, SchedulingPolicy
-from hypic.errors import GenerationError, InvalidRequestError
+from hypic.errors import InvalidRequestError
 from hypic.linear.operators import OperatorFormats
 from hypic.models.fingerprint import model_fingerprint
 from hypic.models.load import load_model
@@ -90,6 +90,7 @@ class Engine:
         self.inventory = Inventory(self.segments)
         self.arrivals = Arrivals(self.segments)
         self.scheduling: SchedulingPolicy = CachedShareFirst()
+        self.clock: Callable[[], float] = time.monotonic
         self.composer = Composer(
             self.model,
             self.namespace,
@@ -128,7 +129,13 @@ class Engine:
             or self.arrivals.landed
             or any(pending.here for pending in self._pending.values())
             or any(reservation.ready for reservation in self._waiting.values())
+            or self.seconds_left == 0.0
         )
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the first request is out of time, which `step` then drops; None where none has a limit."""
+        return seconds_left(self._open(), self.clock())
 
     def plan(self, request: GenerationRequest) -> Plan:
         """What would be done for a request now, without doing it."""
@@ -139,12 +146,16 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> tuple[BuildTask, ...]:
         """Take a request. Returns the cold segments that nobody builds yet: the caller has each of them built here or
-        delivers it. Raises InvalidRequestError or PromptTooLongError; nothing is kept of a refused request."""
+        delivers it. Raises InvalidRequestError, PromptTooLongError or, where too many wait, OverloadedError; nothing is
+        kept of a refused request."""
         check_request(request, self.vocabulary, self.max_tokens)
         if request.request_id in self._waiting or request.request_id in self._running:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        now = self.clock()
+        check_room([waiting.arrived_seconds for waiting in self._waiting.values()], self.config.max_waiting, now)
         self.drift.give_way()
         reservation = self.composer.reserve(request)
+        reservation.arrived_seconds = now
         if request.session_id:
             reservation.ticket = self.memory.sessions.ticket(_session(request.session_id, request.salt))
         self.inventory.note(request.salt, reservation.rows)
@@ -198,7 +209,8 @@ class Engine:
         engine's own books, after which no request may go on."""
         self._publish()
         self._take_in()
-        outputs = self._build_pending()
+        outputs = [self._fail(late, error) for late, error in overdue(self._open(), self.clock())]
+        outputs += self._build_pending()
         outputs += self._decode()
         if (ready := self._next()) is not None:
             outputs += self._combine(ready)
@@ -236,7 +248,8 @@ class Engine:
         return self.memory.sessions.close(_session(session_id, salt))
 
     def generate(self, request: GenerationRequest) -> Iterator[TokenOutput]:
-        """Run a request to its end in this process, building cold segments here. Raises GenerationError if it fails."""
+        """Run a request to its end in this process, building cold segments here. Raises GenerationError if it
+        fails, DeadlineError if it is out of time."""
         tasks = self.submit(request)
         self.build_here(task.key for task in tasks)
         finished = False
@@ -247,7 +260,7 @@ class Engine:
                 for output in self.step():
                     if output.request_id == request.request_id:
                         if output.finish_reason == "error":
-                            raise GenerationError(output.error)
+                            raise output.fault
                         finished = output.ends_request
                         yield output
         finally:
@@ -310,6 +323,8 @@ class Engine:
         return []
 
     def _build_alone(self, task: BuildTask) -> list[TokenOutput]:
+        if task.key not in self._pending:
+            return []  # who waited for it has failed with another segment
         try:
             self.deliver(self.build([task])[0])
         except Exception as error:  # told to each request that waits for it
@@ -335,7 +350,8 @@ class Engine:
         del self._waiting[request.request_id], self._prefills[request.request_id]
         plan = reservation.plan
         self.drift.keep(request, plan, reservation.prefix.exact, logits)
-        generation = Generation(request, prefill.sequence.cache, plan, _usage(plan), self.tokenizer)
+        ends = reservation.ends_seconds
+        generation = Generation(request, prefill.sequence.cache, plan, _usage(plan), self.tokenizer, ends)
         reservation.release()
         self._running[request.request_id] = generation
         outputs = self._advance([(generation, choice, logits) for choice in generation.choices])
@@ -351,12 +367,15 @@ class Engine:
         reservation.release()
         return TokenOutput(request.request_id, None, "", _usage(plan), plan, "stop", ends_request=True)
 
+    def _open(self) -> list[Reservation | Generation]:
+        """Requests in any phase."""
+        return [*self._waiting.values(), *self._running.values()]
+
     def _fail(self, failed: Reservation | Generation, error: Exception) -> TokenOutput:
         """End a request, in whatever phase it is. Its last output."""
         usage = failed.usage if isinstance(failed, Generation) else _usage(failed.plan)
-        request_id, told = failed.request.request_id, f"{type(error).__name__}: {error}"
-        self.abort(request_id)
-        return TokenOutput(request_id, None, "", usage, failed.plan, "error", told, ends_request=True)
+        self.abort(failed.request.request_id)
+        return TokenOutput.failed(failed.request, usage, failed.plan, error)
 
     def _publish(self) -> None:
         """Remember the prefixes of finished combine passes, after their first tokens are out."""

@@ -97,10 +97,17 @@ class Generation:
     """One running request: its choices go on from one prompt, which was computed once."""
 
     def __init__(
-        self, request: GenerationRequest, cache: SequenceCache, plan: Plan, usage: Usage, tokenizer: PromptTokenizer
+        self,
+        request: GenerationRequest,
+        cache: SequenceCache,
+        plan: Plan,
+        usage: Usage,
+        tokenizer: PromptTokenizer,
+        ends_seconds: float,
     ) -> None:
-        """cache: the memory after the prompt; the first choice takes it, the others copy it."""
-        self.request, self.plan, self.usage = request, plan, usage
+        """cache: the memory after the prompt; the first choice takes it, the others copy it. ends_seconds: when its
+        time is over, as of its `Reservation`."""
+        self.request, self.plan, self.usage, self.ends_seconds = request, plan, usage, ends_seconds
         caches = [cache, *(cache.copy() for _ in range(request.choices - 1))]
         self.choices = [Choice(index, request, own, tokenizer) for index, own in enumerate(caches)]
 

@@ -14,7 +14,7 @@ import torch
 from hypic.arms import ARMS
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
-from hypic.errors import PromptTooLongError, UnavailableError
+from hypic.errors import DeadlineError, OverloadedError, PromptTooLongError, UnavailableError
 from hypic.prompt import chat_segments
 from hypic.protocol import decode_entry
 from hypic.request import GenerationRequest, SamplingParams
@@ -281,3 +281,34 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     worker = CombineWorker("combine-0", EngineConfig(model=tmp_path / "nowhere"))
     with pytest.raises(Exception, match="nowhere"):
         run(worker.hello())
+
+
+def test_a_request_that_waits_in_vain_ends_with_its_own_time(worker: CombineWorker, engine: Engine) -> None:
+    """Its segments never come, nothing else happens in the engine's thread, and still it is told."""
+    request = replace(request_of(engine, "r", *TEXTS), timeout_seconds=0.2)
+
+    async def waits() -> Any:
+        with pytest.raises(DeadlineError, match="timeout is over"):
+            [message async for message in worker.generate(request)]
+        return await worker.stats()
+
+    stats = run(waits())
+    assert (stats.leases, stats.open_requests) == (0, 0)
+
+
+def test_a_full_queue_is_refused_before_the_first_message(config: EngineConfig, engine: Engine) -> None:
+    worker = CombineWorker("combine-0", replace(config, max_waiting=1))
+
+    async def refused() -> Any:
+        first = worker.generate(request_of(engine, "r1", *TEXTS))
+        await anext(first)
+        with pytest.raises(OverloadedError, match="full, 1 are waiting"):
+            await anext(worker.generate(request_of(engine, "r2")))
+        await first.aclose()
+        messages = [message async for message in worker.generate(request_of(engine, "r3"))]
+        return messages[-1], await worker.stats()
+
+    last, stats = run(refused())
+    worker.stop()
+    assert last.finish_reason == "length"
+    assert (stats.leases, stats.open_requests) == (0, 0)

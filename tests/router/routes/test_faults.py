@@ -22,6 +22,7 @@ from http_service import (
 )
 from starlette.testclient import TestClient
 
+from hypic.errors import OverloadedError
 from hypic.request import GenerationRequest
 from hypic.router.service import ServedModel
 from hypic.workers.combine import CombineWorker
@@ -120,6 +121,21 @@ def test_a_client_that_leaves_makes_room(combine: CombineWorker, model: ServedMo
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert answer.status_code == 200
+
+
+class Full(Torn):
+    """A combine worker whose queue is full."""
+
+    async def generate(self, request: GenerationRequest) -> Any:
+        raise OverloadedError("the queue is full", 7)
+        yield
+
+
+def test_a_full_queue_is_429_and_says_when_to_try_again(combine: CombineWorker, model: ServedModel) -> None:
+    with client_of(app_over(Full(combine, 0), [], model)) as client:
+        response = client.post(CHAT, json={"messages": QUESTION, "stream": True})
+    check_envelope(response, 429, "overloaded")
+    assert response.headers["Retry-After"] == "7"
 
 
 class Absent:
