@@ -1,14 +1,18 @@
 """Prefilling cold segments alone: from a zero state, at positions from 0, in packed batches, whoever asks."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from hypic.batch import PrefillBatch
 from hypic.cache.entry import SegmentEntry
+from hypic.cache.prefix_cache import EXACT, PrefixCache
 from hypic.engine.composer import BuildTask
 from hypic.kernels.compose.naive import apply_transition
 from hypic.linear.operators import OperatorFormats, Operators
 from hypic.models.contract import HybridModel
+from hypic.segment import Namespace, Segment, TokenIds
 from hypic.sequence import Active, Sequence, SequenceCache, Trace
 
 
@@ -29,6 +33,24 @@ def build_segments(
     model.forward(batch)
     batch.finish()
     return [_entry(model, task, sequence, formats) for task, sequence in zip(tasks, sequences, strict=True)]
+
+
+def anchor_memory(
+    model: HybridModel, prefixes: PrefixCache, namespace: Namespace, anchor: TokenIds, salt: str
+) -> SequenceCache:
+    """The memory after the leading section that a segment is built behind: from the prefix tree, or computed."""
+    cache = SequenceCache.empty(model.cache_spec(), len(anchor))
+    section = Segment("leading", anchor)
+    match = prefixes.match(replace(namespace, salt=salt), (section, section), (EXACT,))
+    if match.sections:
+        match.load(cache)
+        match.release()
+        return cache
+    tokens = torch.from_numpy(anchor).long().to(model.cache_spec().device)
+    batch = PrefillBatch([Sequence(cache, (Active(len(tokens)),), tokens)])
+    model.forward(batch)
+    batch.finish()
+    return cache
 
 
 def packed(tasks: list[BuildTask], max_tokens: int) -> list[list[BuildTask]]:

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from hypic.arms import ARMS
-from hypic.batch import PrefillBatch
 from hypic.cache.entry import SegmentEntry
-from hypic.cache.prefix_cache import EXACT, PrefixCache
+from hypic.cache.prefix_cache import PrefixCache
 from hypic.cache.store import Store
 from hypic.cache.tiers.stack import TierSettings, open_memory
 from hypic.config import EngineConfig
 from hypic.engine.admission import check_request, check_room, overdue, seconds_left
 from hypic.engine.arrivals import Arrivals
-from hypic.engine.builder import build_segments, packed
+from hypic.engine.builder import anchor_memory, build_segments, packed
 from hypic.engine.composer import BuildTask, Composer, Reservation
 from hypic.engine.decoding import decode
 from hypic.engine.drift import DriftProbe, DriftReport
@@ -38,7 +37,7 @@ from hypic.models.load import load_model
 from hypic.plan import Plan
 from hypic.request import GenerationRequest, TokenOutput, Usage
 from hypic.segment import Namespace, Segment
-from hypic.sequence import Active, Sequence, SequenceCache
+from hypic.sequence import Sequence
 from hypic.tokenizer import PromptTokenizer
 
 _CHECKED_CELLS = 2000
@@ -198,7 +197,11 @@ class Engine:
     @torch.inference_mode()
     def build(self, tasks: list[BuildTask]) -> list[SegmentEntry]:
         """Prefill cold segments. Keeps nothing: publishing is `deliver`'s."""
-        anchors = {task.anchor.tobytes(): self._anchor(task) for task in tasks if task.anchor is not None}
+        anchors = {
+            task.anchor.tobytes(): anchor_memory(self.model, self.prefixes, self.namespace, task.anchor, task.salt)
+            for task in tasks
+            if task.anchor is not None
+        }
         batches = packed(tasks, self.config.max_build_tokens)
         return [entry for batch in batches for entry in build_segments(self.model, batch, self.formats, anchors)]
 
@@ -427,23 +430,6 @@ class Engine:
                 self._running.pop(generation.request.request_id, None)
             outputs.append(output)
         return outputs
-
-    def _anchor(self, task: BuildTask) -> SequenceCache:
-        """The memory after the section that a segment is built behind."""
-        assert task.anchor is not None
-        cache = SequenceCache.empty(self.model.cache_spec(), len(task.anchor))
-        section = Segment("leading", task.anchor)
-        namespace = replace(self.namespace, salt=task.salt)
-        match = self.prefixes.match(namespace, (section, section), (EXACT,))
-        if match.sections:
-            match.load(cache)
-            match.release()
-            return cache
-        tokens = torch.from_numpy(task.anchor).long().to(self.config.device)
-        batch = PrefillBatch([Sequence(cache, (Active(len(tokens)),), tokens)])
-        self.model.forward(batch)
-        batch.finish()
-        return cache
 
 
 def _usage(plan: Plan) -> Usage:
