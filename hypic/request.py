@@ -115,6 +115,11 @@ class Usage:
     built_tokens: int
     completion_tokens: int = 0
 
+    @classmethod
+    def of(cls, plan: Plan) -> "Usage":
+        """Of a request that has said nothing yet."""
+        return cls(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
+
 
 @dataclass(frozen=True)
 class TokenLogprob:

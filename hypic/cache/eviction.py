@@ -55,6 +55,12 @@ class CostAware:
         self.inflation = max(self.inflation, worth)
 
 
+def prefill_seconds(start: int, end: int) -> float:
+    """About what computing those tokens again takes, up to a factor that is the same for all: linear in their number,
+    and in how far each looks back. Only for weighing one cached thing against another."""
+    return 1e-4 * (end - start) + 1e-9 * (end * end - start * start)
+
+
 class EvictionQueue(Generic[RankedT]):
     """Candidates by rank. Every operation is O(log n) amortised: a change leaves its old place in the heap as it is,
     to be skipped when it comes up, and the heap is rebuilt once more than half of it is such."""

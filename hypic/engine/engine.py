@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hypic.arms import ARMS
 from hypic.cache.entry import SegmentEntry
+from hypic.cache.eviction import prefill_seconds
 from hypic.cache.prefix_cache import PrefixCache
 from hypic.cache.store import Store
 from hypic.cache.tiers.stack import TierSettings, open_memory
@@ -82,7 +83,9 @@ class Engine:
             policy=config.cache_policy,
         )
         self.memory = open_memory(config.cache_bytes, below, config.device)
-        self.segments: Store[SegmentEntry] = Store(self.memory, seconds_of=_seconds_of)
+        self.segments: Store[SegmentEntry] = Store(
+            self.memory, seconds_of=lambda entry: prefill_seconds(0, len(entry.token_ids))
+        )
         self.prefixes = PrefixCache(self.memory, prefill_seconds)
         self.segments.restore()
         self.prefixes.tree.restore()
@@ -354,7 +357,7 @@ class Engine:
         plan = reservation.plan
         self.drift.keep(request, plan, reservation.prefix.exact, logits)
         ends = reservation.ends_seconds
-        generation = Generation(request, prefill.sequence.cache, plan, _usage(plan), self.tokenizer, ends)
+        generation = Generation(request, prefill.sequence.cache, plan, Usage.of(plan), self.tokenizer, ends)
         reservation.release()
         self._running[request.request_id] = generation
         outputs = self._advance([(generation, choice, logits) for choice in generation.choices])
@@ -368,7 +371,7 @@ class Engine:
         request, plan = reservation.request, reservation.plan
         del self._waiting[request.request_id]
         reservation.release()
-        return TokenOutput(request.request_id, None, "", _usage(plan), plan, "stop", ends_request=True)
+        return TokenOutput(request.request_id, None, "", Usage.of(plan), plan, "stop", ends_request=True)
 
     def _open(self) -> list[Reservation | Generation]:
         """Requests in any phase."""
@@ -376,7 +379,7 @@ class Engine:
 
     def _fail(self, failed: Reservation | Generation, error: Exception) -> TokenOutput:
         """End a request, in whatever phase it is. Its last output."""
-        usage = failed.usage if isinstance(failed, Generation) else _usage(failed.plan)
+        usage = failed.usage if isinstance(failed, Generation) else Usage.of(failed.plan)
         self.abort(failed.request.request_id)
         return TokenOutput.failed(failed.request, usage, failed.plan, error)
 
@@ -432,20 +435,6 @@ class Engine:
         return outputs
 
 
-def _usage(plan: Plan) -> Usage:
-    return Usage(plan.prompt_tokens, plan.cached_tokens, plan.computed_tokens, plan.built_tokens)
-
-
 def _session(session_id: str, salt: str) -> str:
     """Tenants may name their sessions alike; the length in front keeps the two names apart."""
     return f"{len(salt)}:{salt}{session_id}"
-
-
-def prefill_seconds(start: int, end: int) -> float:
-    """About what computing those tokens again takes, up to a factor that is the same for all: linear in their number,
-    and in how far each looks back. Only for weighing one cached thing against another."""
-    return 1e-4 * (end - start) + 1e-9 * (end * end - start * start)
-
-
-def _seconds_of(entry: SegmentEntry) -> float:
-    return prefill_seconds(0, len(entry.token_ids))
