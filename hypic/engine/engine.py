@@ -190,7 +190,11 @@ class Engine:
         self.segments.insert(entry)
         pending = self._pending.pop(entry.key, None)
         for reservation in pending.waiting if pending else ():
-            for index in [index for index, key in reservation.missing.items() if key == entry.key]:
+            same = [index for index, key in reservation.missing.items() if key == entry.key]
+            ours = [index for index in same if entry.matches(reservation.request.segments[index].token_ids)]
+            others = [index for index in same if index not in ours]  # of another text whose key collides
+            self.build_here(task.key for task in self._await(reservation, others))
+            for index in ours:
                 del reservation.missing[index]
                 lease = self.segments.lease(entry.key)
                 if lease is not None:

@@ -10,6 +10,7 @@ import torch
 
 from hypic.arms import ARMS
 from hypic.cache.entry import SegmentEntry
+from hypic.engine import composer
 from hypic.errors import GenerationError, InvalidRequestError, PromptTooLongError
 from hypic.request import TokenOutput
 
@@ -288,3 +289,15 @@ def test_prefixes_are_published_after_the_first_token(bench: Any) -> None:
     bench.engine.step()
     assert len(bench.engine.prefixes) == 2
     assert bench.engine.idle
+
+
+def test_keys_that_collide_change_no_answer(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 bits 2 are left, so that documents share keys, also in one prompt: nobody is given another's entry."""
+    plain, crowded = make_bench(), make_bench()
+    orders = ([1, 2, 3, 4, 5, 6], [6, 2, 4], [3, 1, 5, 2], [1, 2, 3, 4, 5, 6])
+    expected = [plain.tokens(plain.request(plain.prompt(order))) for order in orders]
+    right = composer.segment_key
+    monkeypatch.setattr(composer, "segment_key", lambda *fields: bytes(31) + bytes([right(*fields)[0] % 4]))
+    assert [crowded.tokens(crowded.request(crowded.prompt(order))) for order in orders] == expected
+    assert len(crowded.engine.segments) <= 4
+    crowded.engine.check()
