@@ -24,6 +24,7 @@ from hypic.eval.cache_traces import (
     distinct_bytes_of_passages,
     distinct_bytes_of_prefixes,
     foresight_hit_rate,
+    fractional_limit,
     passage_bound,
     passage_hit_rate,
     prefix_bound,
@@ -180,6 +181,7 @@ def hit_rates(
             "unlimited_as_ordered_prefix": ordered_prefix_bound(passages),
             "distinct_bytes": distinct,
             **{f"foresight_1/{part}": foresight_hit_rate(passages, distinct // part) for part in parts},
+            **{f"limit_1/{part}": fractional_limit(passages, distinct // part) for part in parts},
         },
         "mooncake": {"unlimited": prefix_bound(prompts), "distinct_bytes": distinct_prefixes, "requests": len(prompts)},
     }

@@ -10,7 +10,7 @@ from hypic.eval.report import Report, Table, say
 _HIT_RATE_NOTE = (
     "Budgets: parts of the distinct bytes; +host: a tier below that holds all. Without a limit {:.1f} % are found: "
     "the rest is asked for the first time. Foresight: what is asked for again furthest ahead goes first, which no "
-    "cache can know."
+    "cache can know. Limit: what no cache exceeds, whatever it knows (PFOO-L)."
 )
 
 
@@ -38,8 +38,10 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
     for trace, policies in results["hit_rate"].items():
         budgets = list(dict.fromkeys(budget for row in policies.values() for budget in row))
         bounds = results["hit_rate_bounds"][trace]
-        foresight = {budget: bounds[f"foresight_{budget}"] for budget in budgets if f"foresight_{budget}" in bounds}
-        shown = {**policies, "foresight": foresight} if foresight else policies
+        shown = dict(policies)
+        for name in ("foresight", "limit"):
+            row = {budget: bounds[f"{name}_{budget}"] for budget in budgets if f"{name}_{budget}" in bounds}
+            shown |= {name: row} if row else {}
         yield Table(
             f"Hit rate on {trace} (% of tokens)",
             ("policy", *budgets),

@@ -167,7 +167,8 @@ def passage_bound(requests: Sequence[Request]) -> float:
 
 def foresight_hit_rate(requests: Sequence[Request], device_bytes: int) -> float:
     """What a cache that knows the future keeps: whatever is asked for again furthest ahead goes (Belady), and what is
-    further ahead than all that is kept is not taken in. Sizes being nearly equal, about the best there is."""
+    further ahead than all that is kept is not taken in. Sizes being nearly equal, about the best there is: see
+    `fractional_limit`."""
     references = [pair for r in requests for pair in zip(r.ids, r.tokens, strict=True)]
     following, later = [0] * len(references), dict[int, int]()
     for at in reversed(range(len(references))):
@@ -188,6 +189,26 @@ def foresight_hit_rate(requests: Sequence[Request], device_bytes: int) -> float:
             if kept.get(victim) == -when:
                 del kept[victim]
                 used -= passage_bytes(size)
+    return hit / sum(tokens for _, tokens in references)
+
+
+def fractional_limit(requests: Sequence[Request], device_bytes: int) -> float:
+    """What no policy exceeds, with foresight or without (PFOO-L of Berger et al., SIGMETRICS 2018). A hit takes a
+    passage's bytes from one reference to the next. The limit lets the budget of all times together be spent on any of
+    these stays, on parts of them too, where it brings the most tokens."""
+    references = [pair for r in requests for pair in zip(r.ids, r.tokens, strict=True)]
+    last: dict[int, int] = {}
+    stays: list[tuple[float, int, int]] = []
+    for at, (passage, tokens) in enumerate(references):
+        if passage in last:
+            taken = passage_bytes(tokens) * (at - last[passage])
+            stays.append((taken / tokens, taken, tokens))
+        last[passage] = at
+    left, hit = float(device_bytes * len(references)), 0.0
+    for _, taken, tokens in sorted(stays):
+        part = min(1.0, left / taken)
+        hit += part * tokens
+        left -= part * taken
     return hit / sum(tokens for _, tokens in references)
 
 

@@ -10,6 +10,7 @@ from hypic.eval.cache_traces import (
     Request,
     distinct_bytes_of_passages,
     foresight_hit_rate,
+    fractional_limit,
     passage_bound,
     passage_bytes,
     passage_hit_rate,
@@ -65,6 +66,7 @@ def test_bounds_are_bounds() -> None:
     distinct = distinct_bytes_of_passages(passages)
     for part in (8, 2, 1):
         best = foresight_hit_rate(passages, distinct // part)
+        assert best <= fractional_limit(passages, distinct // part) <= passage_bound(passages) + 1e-9
         for policy in POLICIES:
             assert passage_hit_rate(passages, policy, distinct // part) <= best + 0.01
     assert (
@@ -79,3 +81,13 @@ def test_a_repeated_conversation_by_hand() -> None:
     assert prefix_bound(requests) == prefix_hit_rate(requests, "lru", 10**12) == 2 / 5
     assert passage_bound([Request(0.0, "a", (1, 2), (10, 30)), Request(1.0, "b", (2, 3), (30, 5))]) == 30 / 75
     assert passage_bytes(0) > 0
+
+
+def test_the_limit_by_hand() -> None:
+    """Passage 1 has to stay for 3 references and passage 2 for 1; both have 10 tokens. Room for one passage at all of
+    the 4 times is enough for both stays, for half of one only the shorter and a third of the longer."""
+    requests = [Request(0.0, "a", (passage,), (10,)) for passage in (1, 2, 2, 1)]
+    size = passage_bytes(10)
+    assert fractional_limit(requests, size) == pytest.approx(2 / 4)
+    assert fractional_limit(requests, size // 2) == pytest.approx((1 + 1 / 3) / 4)
+    assert fractional_limit(requests, 0) == 0
