@@ -14,6 +14,7 @@ import torch
 from hypic.kernels import samples
 from hypic.kernels.attention.naive import attention_batch
 from hypic.kernels.causal_conv.naive import causal_conv, causal_conv_step
+from hypic.kernels.diagonal_decay.naive import diagonal_decay, diagonal_decay_step
 from hypic.kernels.dispatch import choose
 from hypic.kernels.gated_delta.naive import gated_delta, gated_delta_step
 from hypic.kernels.rope.naive import rotate
@@ -70,12 +71,14 @@ ATTENTION = Kernel(
 )
 
 _LINEAR = tuple(
-    Kernel(naive.__name__, naive, _from(f"{folder}.triton", naive.__name__), {case: sample})
-    for folder, naive, case, sample in (
-        ("gated_delta", gated_delta, "build", samples.gated_delta),
-        ("gated_delta", gated_delta_step, "decode", samples.gated_delta_step),
-        ("scalar_decay", scalar_decay, "build", samples.scalar_decay),
-        ("scalar_decay", scalar_decay_step, "decode", samples.scalar_decay_step),
+    Kernel(naive.__name__, naive, _from(f"{folder}.triton", naive.__name__), cases)
+    for folder, naive, cases in (
+        ("gated_delta", gated_delta, {"build": samples.gated_delta, "KDA build": samples.kimi_delta}),
+        ("gated_delta", gated_delta_step, {"decode": samples.gated_delta_step, "KDA decode": samples.kimi_delta_step}),
+        ("scalar_decay", scalar_decay, {"build": samples.scalar_decay}),
+        ("scalar_decay", scalar_decay_step, {"decode": samples.scalar_decay_step}),
+        ("diagonal_decay", diagonal_decay, {"build": samples.diagonal_decay}),
+        ("diagonal_decay", diagonal_decay_step, {"decode": samples.diagonal_decay_step}),
     )
 )
 """Their folders choose the form themselves."""

@@ -131,6 +131,33 @@ def _scan(size: Size, dtype: torch.dtype) -> tuple[Sample, int, int, int]:
     return Sample(arguments | options, moved, flops), heads, key_dim, value_dim
 
 
+def kimi_delta(size: Size, dtype: torch.dtype) -> Sample:
+    """As `gated_delta`, with a decay per key channel (KDA)."""
+    return _by_channel(gated_delta(size, dtype))
+
+
+def diagonal_decay(size: Size, dtype: torch.dtype) -> Sample:
+    """As `scalar_decay`, with a decay per key channel."""
+    return _by_channel(scalar_decay(size, dtype))
+
+
+def kimi_delta_step(size: Size, dtype: torch.dtype) -> Sample:
+    """One token for each state, delta rule with a decay per key channel."""
+    return _by_channel(gated_delta_step(size, dtype))
+
+
+def diagonal_decay_step(size: Size, dtype: torch.dtype) -> Sample:
+    """One token for each state, a decay per key channel."""
+    return _by_channel(scalar_decay_step(size, dtype))
+
+
+def _by_channel(sample: Sample) -> Sample:
+    """The same with a log decay for each channel of K, spread around that of the head."""
+    g, key_dim = sample.arguments["g"], sample.arguments["k"].shape[-1]
+    channels = g[..., None] * torch.linspace(0.5, 1.5, key_dim)
+    return Sample(sample.arguments | {"g": channels}, sample.moved_bytes + channels.nbytes - g.nbytes, sample.flops)
+
+
 def _step(size: Size, dtype: torch.dtype) -> Sample:
     rows, key_heads, heads, key_dim, value_dim = {
         "check": (3, 1, 2, 24, 16),

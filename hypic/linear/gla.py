@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hypic.kernels.chunk_scan.naive import ScanOptions, ScanResult
-from hypic.kernels.diagonal_decay.naive import diagonal_decay, diagonal_decay_step
+from hypic.kernels.diagonal_decay import diagonal_decay, diagonal_decay_step
 from hypic.kernels.runs import Runs
 from hypic.linear.family import LinearFamily, LinearInputs, sample_qkv
 

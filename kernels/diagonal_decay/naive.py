@@ -30,9 +30,7 @@ def diagonal_decay(
     initial_states: `[N, HV, K, V]`, whose dtype is that of the computation. The rest as in `chunk_scan`.
     Raises ValueError where shapes disagree.
     """
-    check_inputs(q, k, v, runs, initial_states)
-    if g.shape != (*v.shape[:2], k.shape[2]):
-        raise ValueError(f"g must be {(*v.shape[:2], k.shape[2])}; found {tuple(g.shape)}")
+    check(q, k, v, g, runs, initial_states)
     chunks = _chunk_form(q, k, v, g, runs, initial_states.dtype)
     return chunk_scan(
         chunks,
@@ -48,6 +46,13 @@ def diagonal_decay_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, states: Tens
     """One token for each of N sequences: q, k `[N, H, K]`, v `[N, HV, V]`, g `[N, HV, K]`, states
     `[N, HV, K, V]`. Returns the output `[N, HV, V]` and the new states, in the dtype of `states`."""
     return recurrent_step(q, k, v, g, None, states)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, runs: Runs, initial_states: Tensor) -> None:
+    """Raise ValueError where shapes disagree."""
+    check_inputs(q, k, v, runs, initial_states)
+    if g.shape != (*v.shape[:2], k.shape[2]):
+        raise ValueError(f"g must be {(*v.shape[:2], k.shape[2])}; found {tuple(g.shape)}")
 
 
 @torch.no_grad()

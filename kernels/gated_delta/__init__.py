@@ -21,9 +21,7 @@ def gated_delta(
     initial_states: Tensor,
     **options: Unpack[ScanOptions],
 ) -> ScanResult:
-    """As `naive.gated_delta`. A decay per key channel (KDA) has no kernel yet: its reference runs everywhere."""
-    if g is not None and g.ndim == 3:
-        return naive.gated_delta(q, k, v, g, beta, runs, initial_states, **options)
+    """As `naive.gated_delta`."""
     return choose(naive.gated_delta, _scan, v.device)(q, k, v, g, beta, runs, initial_states, **options)
 
 

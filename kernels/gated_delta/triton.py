@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hypic.kernels.chunk_scan.naive import Pair, ScanResult
+from hypic.kernels.chunk_scan.triton_channels import channel_form
 from hypic.kernels.chunk_scan.triton_forms import scalar_form
 from hypic.kernels.chunk_scan.triton_scan import chunk_scan
 from hypic.kernels.chunk_scan.triton_step import recurrent_step
@@ -30,7 +31,8 @@ def gated_delta(
     """As in `naive.py`."""
     check(q, k, v, g, beta, runs, initial_states)
     gate = beta.new_zeros(beta.shape[1]) if g is None else g
-    form = scalar_form(q, k, v, gate, beta, runs, initial_states.dtype)
+    make_form = channel_form if gate.ndim == 3 else scalar_form
+    form = make_form(q, k, v, gate, beta, runs, initial_states.dtype)
     return chunk_scan(
         form,
         runs,

@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hypic.kernels.chunk_scan.naive import ScanResult
+from hypic.kernels.compose.naive import LiveHeads
+from hypic.kernels.diagonal_decay import naive as diagonal_decay_naive
+from hypic.kernels.diagonal_decay import triton as diagonal_decay_triton
 from hypic.kernels.gated_delta import naive as gated_delta_naive
 from hypic.kernels.gated_delta import triton as gated_delta_triton
 from hypic.kernels.runs import Runs
@@ -39,12 +42,16 @@ class Operation:
 SCANS = {
     "gdn": Operation(gated_delta_naive.gated_delta, gated_delta_triton.gated_delta, "token", True),
     "delta_net": Operation(gated_delta_naive.gated_delta, gated_delta_triton.gated_delta, "none", True),
+    "kda": Operation(gated_delta_naive.gated_delta, gated_delta_triton.gated_delta, "channel", True),
+    "gla": Operation(diagonal_decay_naive.diagonal_decay, diagonal_decay_triton.diagonal_decay, "channel"),
     "mamba2": Operation(scalar_decay_naive.scalar_decay, scalar_decay_triton.scalar_decay, "token"),
     "lightning": Operation(scalar_decay_naive.scalar_decay, scalar_decay_triton.scalar_decay, "head"),
 }
 STEPS = {
     "gdn": Operation(gated_delta_naive.gated_delta_step, gated_delta_triton.gated_delta_step, "token", True),
     "delta_net": Operation(gated_delta_naive.gated_delta_step, gated_delta_triton.gated_delta_step, "none", True),
+    "kda": Operation(gated_delta_naive.gated_delta_step, gated_delta_triton.gated_delta_step, "channel", True),
+    "gla": Operation(diagonal_decay_naive.diagonal_decay_step, diagonal_decay_triton.diagonal_decay_step, "channel"),
     "mamba2": Operation(scalar_decay_naive.scalar_decay_step, scalar_decay_triton.scalar_decay_step, "token"),
     "lightning": Operation(scalar_decay_naive.scalar_decay_step, scalar_decay_triton.scalar_decay_step, "head"),
 }
@@ -95,7 +102,7 @@ def check(
             assert own[run].untyped_storage().nbytes() == own[run].nbytes, "what is kept must not keep more alive"
 
 
-@pytest.mark.parametrize("name", ["gdn", "lightning"])  # the others take the same path, with another gate
+@pytest.mark.parametrize("name", ["gdn", "kda", "lightning"])  # the others take the same path, with another gate
 def test_runs_of_every_length(name: str, device: torch.device) -> None:
     tokens = sum(map(sum, SHAPES))
     x = inputs(SCANS[name], tokens, torch.float64, device)
@@ -130,6 +137,24 @@ def test_keys_at_the_edge_of_growth(name: str, device: torch.device) -> None:
     x["k"] = x["k"][:1].expand_as(x["k"]) * 1.4
     x["beta"] = torch.ones_like(x["beta"])
     check(SCANS[name], x, [[32]], states(1, torch.float32, device), 2e-5, want_transition=[0])
+
+
+@scans
+def test_pairs_stand_where_the_tokens_stood(name: str, device: torch.device) -> None:
+    """Before seams, before an empty run, several in a row; whole, with dead heads, and a factor in the place of T."""
+    erases, gate = SCANS[name].erases, SCANS[name].gate
+    forms: list[Any] = [normal(HV, seed=10).to(device), normal(HV, seed=11).to(device)]
+    if gate == "channel" and not erases:
+        forms.append(normal(HV, K, seed=12).to(device))
+    if erases:
+        dense = normal(HV, K, K, seed=13).to(device) * K**-0.5
+        one, none = (torch.tensor(heads, dtype=torch.int64, device=device) for heads in ([1], []))
+        forms += [dense, LiveHeads(one, dense[1:]), LiveHeads(none, dense[:0])]
+    pairs = [(form, normal(HV, K, V, seed=20 + n).to(device)) for n, form in enumerate(forms)]
+    x = inputs(SCANS[name], 20, torch.float64, device)
+    lengths, at = [[8, 1], [0, 8, 3, 0]], {1: pairs[:1], 2: pairs[1:3], 4: pairs[3:], 5: pairs[1:2]}
+    before = states(2, torch.float64, device)
+    check(SCANS[name], x, lengths, before, 1e-12, pairs=at, want_entering=[1, 4, 5], want_transition=[4])
 
 
 @pytest.mark.parametrize("name", STEPS)
