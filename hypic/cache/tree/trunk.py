@@ -264,7 +264,7 @@ class Trunk:
         """Drop states and window values near a node that serve no boundary; returns the leaves that may be dead."""
         assert self.window is not None
         reach = self.window.window_tokens
-        near = [above for above in node.path() if above is not node and above.end > node.end - reach]
+        near = [above for above in node.path() if above is not node and above.end > node.start - reach]
         stack = [node]
         while stack:
             below = stack.pop()

@@ -1,5 +1,6 @@
 """Copies in files: the same after a restart or a clean miss with a reason, whatever happens to the directory."""
 
+import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -298,3 +299,25 @@ def test_a_cut_prefix_is_cut_in_files_too(tmp_path: Path) -> None:
     assert again.restore() == 3
     assert again.match(b"a", buffer((1, 2, 3, 4))).tokens == 4
     assert again.match(b"a", buffer(fork)).tokens == 3
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its name nobody ever finds a part of it, whenever the process dies."""
+    named: list[tuple[int, bool]] = []
+    rename = os.replace
+
+    def watched(source: str, target: str) -> None:
+        named.append((os.path.getsize(source), os.path.exists(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    store_on(tmp_path).insert(entry(1))
+    assert named == [(files(tmp_path)[0].stat().st_size, False)]
+
+
+def test_writing_through_reaches_every_tier(tmp_path: Path) -> None:
+    tiers = [RamTier("device", 10**6), RamTier("host", 10**6), FileTier(str(tmp_path), 10**6, EngineCodec())]
+    store: Store[SegmentEntry] = Store(Memory(tiers, write="through"))  # type: ignore[arg-type]
+    store.insert(entry(1))
+    assert [use.entries for use in store.memory.use()] == [{"segment": 1}] * 3
+    store.check()

@@ -27,7 +27,14 @@ from hypic.cache.tree.component import Shape
 from hypic.cache.tree.tree import Receipt, Tree
 
 NAMESPACES = (b"a", b"b")
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
+STEMS = ((0,) * 20, (0, 1) * 10, (0, 0, 0, 1, 1) * 4)
+TOKENS = st.builds(
+    lambda stem, kept, tail: (stem[:kept] + tuple(tail))[:20] or (0,),
+    st.sampled_from(STEMS),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 1), max_size=6),
+)
+"""Prompts that share beginnings of every length: of prompts drawn freely hardly two would meet."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class TreeMachine(RuleBasedStateMachine):
     shape: ClassVar[Shape]
 
     @initialize(
-        device=st.integers(0, 400),
+        device=st.sampled_from((400, 200, 100, 50, 400, 10, 0)),
         lower=st.lists(st.integers(0, 400), max_size=2),
         through=st.booleans(),
         cost_aware=st.booleans(),
@@ -142,6 +149,22 @@ class TreeMachine(RuleBasedStateMachine):
         else:
             receipt.release()
 
+    @rule(
+        namespace=st.sampled_from(NAMESPACES),
+        tokens=TOKENS,
+        depths=st.sets(st.integers(1, 20), max_size=4),
+        cut=st.integers(0, 6),
+        tail=st.lists(st.integers(0, 1), max_size=4),
+        keep=st.booleans(),
+    )
+    def insert_and_ask(
+        self, namespace: bytes, tokens: Prefix, depths: set[int], cut: int, tail: list[int], keep: bool
+    ) -> None:
+        """What was just remembered, asked for by a prompt that goes on, or turns off shortly before its end."""
+        self.insert(namespace, tokens, depths | {len(tokens)}, True, 0, True)
+        asked = (tokens[: max(0, len(tokens) - cut)] + tuple(tail))[:20] or (0,)
+        self.lookup(namespace, asked, keep, depths)
+
     @precondition(lambda self: self.receipts)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -166,7 +189,7 @@ class TreeMachine(RuleBasedStateMachine):
                     stuck = cell.leases or any(other.leases or other.tiers for other in below)
                     assert stuck, f"{cell.kind} at {node.end} could go"
 
-    @rule(puts=st.booleans(), gets=st.booleans())
+    @rule(puts=st.sampled_from((False, False, True)), gets=st.sampled_from((False, False, True)))
     def fail(self, puts: bool, gets: bool) -> None:
         for tier in self.lower:
             tier.failing_puts, tier.failing_gets = puts, gets
@@ -207,9 +230,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.memory.sessions.close(name)
         assert all(name not in cell.sessions for cell in self.tree.cells())
 
-    @rule()
-    def clear(self) -> None:
-        self.tree.clear()
+    @rule(really=st.sampled_from((False, False, False, True)))
+    def clear(self, really: bool) -> None:
+        if really:
+            self.tree.clear()
 
     @invariant()
     def the_books_agree(self) -> None:
