@@ -60,7 +60,15 @@ def record(tokens: tuple[int, ...] = (100, 200)) -> RequestRecord:
         for n, count in enumerate(tokens)
     ]  # fmt: skip
     dispatch = sum(tokens) * 1e-3 + len(tokens) * 0.01
-    return RequestRecord("r", "combine-0", 1, 0.02, dispatch, 0.1, 0.3, 0.02 + dispatch + 0.3 + 0.04, 1.0, builds)
+    return RequestRecord(
+        request_id="r",
+        reserve_seconds=0.02,
+        dispatch_seconds=dispatch,
+        transfer_seconds=0.1,
+        combine_seconds=0.3,
+        ttft_seconds=0.02 + dispatch + 0.3 + 0.04,
+        builds=builds,
+    )
 
 
 def test_costs_are_those_that_made_the_records() -> None:
